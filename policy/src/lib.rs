@@ -1,0 +1,30 @@
+//! The nouns of Postern and its one decision.
+//!
+//! What may leave a sandbox, under which name, and why not: ids, canonical host names, the address
+//! classifier, the policy language, `judge`, reason codes, the audit record. Pure: no runtime, no
+//! clock, no log, no I/O. Time and bytes arrive as arguments, answers leave as values.
+//!
+//! The modules below are in order, top-down: each may use only modules below itself.
+#![forbid(unsafe_code)]
+
+pub mod explain;
+pub mod compile;
+pub mod judge;
+pub mod document;
+pub mod audit;
+pub mod reason;
+pub mod class;
+pub mod name;
+pub mod net;
+pub mod id;
+
+pub use audit::{AuditRecord, Trail};
+pub use class::{AddressClass, OwnAddresses};
+pub use compile::{Compiled, PolicyHandle};
+pub use document::{Layer, Policy, PolicyError};
+pub use explain::Explanation;
+pub use id::{Revision, SandboxName, Subject, TenantName};
+pub use judge::{Denial, Dialable, Evidence, Flow, Mode, Permit, Protocol, Verdict};
+pub use name::{Host, Pattern};
+pub use net::Slot;
+pub use reason::Code;
