@@ -1,1 +1,32 @@
-//! x
+//! The router: every socket to or from a guest, and the only door from their world to the outside.
+//!
+//! A guest speaks through its tap; the fence lets ARP, TCP and DNS in and nothing else; `conn` reads
+//! the first bytes, has them judged, and dials the judged name from the sandbox's egress address.
+//! What is not let through is refused at once, with a reason the guest and the audit both see.
+//!
+//! The modules below are in order, top-down: each may use only modules below itself.
+#![forbid(unsafe_code)]
+
+pub mod router;
+mod conn;
+mod accept;
+mod http;
+mod refuse;
+mod guest;
+pub mod tunnel;
+mod dial;
+pub mod sniff;
+pub mod fence;
+pub mod link;
+pub mod drops;
+mod flows;
+pub mod meter;
+pub mod limits;
+pub mod world;
+pub mod error;
+
+pub use error::Error;
+pub use flows::Rejudged;
+pub use limits::Limits;
+pub use meter::Meter;
+pub use router::{Attachment, Config, Detached, GuestStream, Router};

@@ -1,0 +1,30 @@
+//! The bounds of one guest's connections. Everything a guest can make us hold has one.
+
+use std::time::Duration;
+
+/// Bounds of one sandbox's connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Open connections a sandbox may have; over it they are reset with code `limit`.
+    pub flows: usize,
+    /// From accept to the last byte that is needed to judge.
+    pub first_flight: Duration,
+    /// For one address to answer our SYN.
+    pub connect: Duration,
+    /// Without a byte either way, an open connection is closed.
+    pub idle: Duration,
+    /// How long a connection may live after one side has said it is done.
+    pub half_closed: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            flows: 1024,
+            first_flight: Duration::from_secs(10),
+            connect: Duration::from_secs(10),
+            idle: Duration::from_secs(3600),
+            half_closed: Duration::from_secs(300),
+        }
+    }
+}
