@@ -1,1 +1,26 @@
-//! x
+//! Which sandboxes exist and in what state.
+//!
+//! Creating and removing, the store and its journal, the policies in force, and the way to a
+//! sandbox's agent. One driver task per sandbox is the only writer of its state; what it is about to
+//! do is in the journal before it does it; set-up undoes itself in reverse. Nothing here opens a
+//! socket or starts a process itself: `egress` and `vmm` do.
+//!
+//! The modules are in order, top-down: each may use only modules below itself.
+#![forbid(unsafe_code)]
+
+mod keeper;
+mod reconcile;
+mod policies;
+mod driver;
+mod acts;
+mod machine;
+mod slots;
+mod store;
+mod sandbox;
+mod error;
+
+pub use error::{Error, Field};
+pub use keeper::{Config, Keeper};
+pub use machine::State;
+pub use policies::{PolicyChange, Scope};
+pub use sandbox::{Actor, CreateSpec, Driver, Progress, Sandbox};

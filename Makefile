@@ -1,0 +1,64 @@
+# Two commands do everything on a fresh Debian 12 machine, as root: `make demo` and `make test`.
+# The other targets are their parts.
+
+.PHONY: demo test build image setup-run setup-test lint deny test-unit test-world test-guest test-fuzz bench fuzz clean
+SHELL := /bin/bash
+IMAGE ?= $(CURDIR)/target/image
+FUZZ_SECONDS ?= 5
+
+# A microVM behind Postern: what gets out, what does not, and why.
+demo: setup-run image
+	cargo build --release --bin postern
+	POSTERN_IMAGE=$(IMAGE) deploy/demo.sh target/release/postern
+
+test: setup-test
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory test-unit
+	$(MAKE) --no-print-directory test-world
+	$(MAKE) --no-print-directory test-guest
+	$(MAKE) --no-print-directory test-fuzz
+
+setup-run:
+	@deploy/setup.sh run
+setup-test:
+	@deploy/setup.sh test
+
+build:
+	cargo build --workspace
+
+# The guest: a Debian kernel, an initrd, a root file system. Rebuilt only when its inputs change.
+image: setup-run
+	deploy/image/build.sh $(IMAGE)
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo deny --log-level error check licenses bans sources
+
+# Needs nothing: pure cores, parsers, the shape of the house.
+test-unit:
+	cargo test --workspace --lib --bins
+	cargo test -p postern-tests --test house
+	cargo test -p policy -p dns -p agent --tests
+
+# Needs root: real namespaces, taps, nftables, the real daemon; guests are namespaces behind taps.
+test-world: build
+	cargo test -p egress -p vmm --test '*_world' -- --test-threads=1
+	cargo test -p postern-tests --test world -- --test-threads=2
+
+# Needs root and QEMU: a real Debian guest.
+test-guest: build image
+	POSTERN_IMAGE=$(IMAGE) cargo test -p vmm --test qemu_guest -- --test-threads=1
+	POSTERN_IMAGE=$(IMAGE) cargo test -p postern-tests --test guest -- --test-threads=1
+
+# Every fuzz target for a few seconds: that it builds, runs and finds nothing at once.
+test-fuzz:
+	@cd fuzz && for target in $$(cargo fuzz list); do \
+	  RUSTFLAGS= cargo fuzz run -s none $$target -- -max_total_time=$(FUZZ_SECONDS) -verbosity=0 || exit 1; \
+	done
+
+# The same for longer: make fuzz FUZZ_SECONDS=600
+fuzz: setup-test test-fuzz
+
+clean:
+	cargo clean

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Installs the Debian packages and cargo tools that building, testing and the demo need, and nothing
+# that is there already. Usage: deploy/setup.sh run|test. As root, on Debian 12.
+set -euo pipefail
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+[ "$(id -u)" = 0 ] || die "run as root: Postern makes network namespaces, taps and nftables rules"
+command -v apt-get >/dev/null || die "this needs Debian 12 (apt-get not found)"
+command -v cargo >/dev/null || die "a Rust toolchain is missing: install rustup, then run this again"
+
+# command it brings : Debian package
+run="cc:gcc ip:iproute2 nft:nftables qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils
+     mmdebstrap:mmdebstrap mke2fs:e2fsprogs cpio:cpio setpriv:util-linux modinfo:kmod zstd:zstd curl:curl
+     openssl:openssl python3:python3"
+test="$run tcpdump:tcpdump git:git dig:dnsutils jq:jq ps:procps ping:iputils-ping"
+
+case "${1:-}" in
+  run) wanted=$run ;;
+  test) wanted=$test ;;
+  *) die "usage: deploy/setup.sh run|test" ;;
+esac
+
+missing=()
+for pair in $wanted; do
+  command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+done
+
+if [ ${#missing[@]} -gt 0 ]; then
+  say "installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -qq update
+  # A qemu-utils from another release keeps this release's qemu away: then both come from this one.
+  apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null ||
+    apt-get -qq install -y --no-install-recommends --allow-downgrades "${missing[@]}" \
+      "qemu-utils/$(. /etc/os-release && echo "$VERSION_CODENAME")" >/dev/null ||
+    die "apt-get could not install ${missing[*]}"
+fi
+
+if [ "$1" = test ]; then
+  command -v cargo-deny >/dev/null || { say "installing cargo-deny"; cargo install -q --locked cargo-deny@0.20.2; }
+  command -v cargo-fuzz >/dev/null || { say "installing cargo-fuzz"; cargo install -q --locked cargo-fuzz@0.13.2; }
+fi
+say "ready"

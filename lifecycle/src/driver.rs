@@ -1,0 +1,245 @@
+//! One task per sandbox, the only writer of its state: it asks the machine what comes next, notes it
+//! in the journal, does it, and publishes. Verbs are queued; a caller that goes away changes nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use policy::audit::{Kind, Outcome};
+use policy::{AuditRecord, PolicyHandle, Revision, Trail};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::acts::Acts;
+use crate::error::Error;
+use crate::machine::{Act, Machine, State};
+use crate::policies::Policies;
+use crate::sandbox::{Driver, Progress, Sandbox};
+use crate::store::{Record, Store};
+
+/// How often a running process is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+/// The pause before undoing one thing is tried again.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// What others see of a sandbox's driver.
+#[derive(Clone, Debug)]
+pub(crate) struct Published {
+    pub(crate) state: State,
+    pub(crate) reason: Option<String>,
+    pub(crate) pid: Option<i32>,
+    /// What is being done, and since when.
+    pub(crate) doing: Option<Act>,
+    /// The first act that failed, for the caller who waits for the creation.
+    pub(crate) error: Option<Arc<Error>>,
+}
+
+/// Something is wanted of a sandbox.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verb {
+    Remove,
+}
+
+/// Everything one driver uses.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) record: Record,
+    pub(crate) machine: Machine,
+    pub(crate) acts: Acts,
+    pub(crate) store: Store,
+    pub(crate) policies: Arc<Policies>,
+    pub(crate) trail: Trail,
+    pub(crate) verbs: mpsc::Receiver<Verb>,
+    pub(crate) published: watch::Sender<Published>,
+}
+
+impl Task {
+    /// Runs until the sandbox is gone, and then gives the task for the last word; or until the
+    /// daemon stops listening to it.
+    pub(crate) async fn run(mut self) -> Option<Self> {
+        let began = Instant::now();
+        loop {
+            let Some(act) = self.machine.next() else {
+                if self.settle().await {
+                    continue;
+                }
+                return (self.machine.state() == State::Gone).then_some(self);
+            };
+            self.publish(Some(act));
+            tracing::debug!(sandbox = %self.record.name, doing = act.doing(), ms = began.elapsed().as_millis(), "act");
+            // In the journal before the act: a daemon that dies now knows what may exist.
+            if let Err(error) = self.note().await {
+                self.refused(act, error).await;
+                continue;
+            }
+            let done = tokio::select! {
+                biased;
+                done = self.acts.perform(act, &mut self.record) => done,
+                // Only waiting for the guest is worth interrupting; all else is short and whole.
+                Some(Verb::Remove) = self.verbs.recv(), if act == Act::GreetAgent => {
+                    self.machine.remove();
+                    continue;
+                }
+            };
+            match done {
+                Ok(()) => self.machine.done(act),
+                Err(error) => self.refused(act, error).await,
+            }
+        }
+    }
+
+    async fn refused(&mut self, act: Act, error: Error) {
+        tracing::warn!(sandbox = %self.record.name, doing = act.doing(), error = chain(&error), "act failed");
+        if self.record.reason.is_none() {
+            self.record.reason = Some(chain(&error));
+        }
+        let error = Arc::new(error);
+        self.published.send_modify(|seen| {
+            seen.error.get_or_insert(error);
+        });
+        self.machine.failed(act);
+        if self.machine.next() == Some(act) {
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// Rests where the machine has arrived; gives whether the journey goes on.
+    async fn settle(&mut self) -> bool {
+        let state = self.machine.state();
+        if state == State::Gone {
+            if let Err(error) = self.policies.write().await.forget(&self.record.name).await {
+                // It stays in the journal as being deleted; the next start finishes it.
+                tracing::error!(sandbox = %self.record.name, error = chain(&error), "not forgotten");
+            }
+            self.audit("removed");
+            return false;
+        }
+        if let Err(error) = self.note().await {
+            tracing::error!(sandbox = %self.record.name, error = chain(&error), "state not noted");
+        }
+        self.audit(state.as_str());
+        self.publish(None);
+        let mut look = tokio::time::interval(LOOK);
+        loop {
+            tokio::select! {
+                verb = self.verbs.recv() => match verb {
+                    Some(Verb::Remove) => {
+                        self.machine.remove();
+                        return true;
+                    }
+                    None => return false,
+                },
+                _ = look.tick(), if state == State::Running => {
+                    if !self.acts.is_running(&self.record) {
+                        self.record.reason = Some("its microVM ended by itself".to_owned());
+                        self.machine.process_gone();
+                        return true;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn note(&self) -> Result<(), Error> {
+        let record = &self.record;
+        let state = self.machine.state();
+        self.store.note(&record.name, state, record.process.clone(), record.reason.clone()).await
+    }
+
+    pub(crate) fn publish(&self, doing: Option<Act>) {
+        let pid = self.record.process.as_ref().and_then(|process| process.pid);
+        self.published.send_modify(|seen| {
+            seen.state = self.machine.state();
+            seen.reason.clone_from(&self.record.reason);
+            seen.pid = pid;
+            seen.doing = doing;
+        });
+    }
+
+    fn audit(&self, what: &str) {
+        let outcome = match self.machine.state() {
+            State::Failed => Outcome::Fail,
+            _ => Outcome::Allow,
+        };
+        let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, outcome);
+        record.sandbox = Some(self.record.name.clone());
+        record.tenant = Some(self.record.tenant.clone());
+        record.incarnation = Some(self.record.incarnation);
+        record.detail = Some(match &self.record.reason {
+            Some(reason) => format!("sandbox {what}: {reason}"),
+            None => format!("sandbox {what}"),
+        });
+        self.trail.record(record);
+    }
+}
+
+/// What is known about a sandbox besides its driver: how to reach the driver and what to show.
+#[derive(Clone, Debug)]
+pub(crate) struct Handle {
+    pub(crate) record: Record,
+    pub(crate) policy: PolicyHandle,
+    pub(crate) verbs: mpsc::Sender<Verb>,
+    pub(crate) published: watch::Receiver<Published>,
+}
+
+impl Handle {
+    pub(crate) fn view(&self, netns: &str, egress: &[std::net::IpAddr]) -> Sandbox {
+        let seen = self.published.borrow().clone();
+        let record = &self.record;
+        let revision: Revision = self.policy.load().revision();
+        Sandbox {
+            name: record.name.clone(),
+            tenant: record.tenant.clone(),
+            driver: record.driver,
+            state: seen.state,
+            reason: seen.reason,
+            slot: record.slot,
+            tap: record.slot.tap(),
+            netns: netns.to_owned(),
+            egress: egress.to_vec(),
+            memory_mib: record.memory_mib,
+            vcpus: record.vcpus,
+            incarnation: record.incarnation,
+            revision,
+            pid: seen.pid,
+            created: record.created,
+        }
+    }
+
+    /// Waits until the sandbox rests, reporting what begins meanwhile.
+    pub(crate) async fn rest(&mut self, mut progress: impl FnMut(Progress)) -> Published {
+        let began = Instant::now();
+        let mut last = None;
+        loop {
+            let seen = self.published.borrow_and_update().clone();
+            let rests = matches!(seen.state, State::Running | State::Failed | State::Gone);
+            if rests && seen.doing.is_none() {
+                return seen;
+            }
+            if let Some(act) = seen.doing.filter(|act| last != Some(*act)) {
+                let at_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                progress(Progress { doing: act.doing(), at_ms });
+                last = Some(act);
+            }
+            if self.published.changed().await.is_err() {
+                return self.published.borrow().clone();
+            }
+        }
+    }
+}
+
+/// Whether a sandbox of this driver has an agent of ours in it that must answer.
+pub(crate) const fn has_agent(driver: Driver) -> bool {
+    matches!(driver, Driver::Qemu)
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
+}

@@ -1,0 +1,115 @@
+//! What can go wrong in this room. A refusal of bad input is an error that names the field, what
+//! was given and the mend; everything else names what was being done and to what.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use policy::{PolicyError, Revision, SandboxName};
+
+/// A field of a request that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its path in the request, e.g. `memory_mib`.
+    pub field: String,
+    /// What was given, shortened to 60 characters.
+    pub value: String,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What to give instead.
+    pub fix: String,
+}
+
+impl Field {
+    pub(crate) fn new(field: &str, value: impl fmt::Display, problem: &str, fix: &str) -> Self {
+        Self {
+            field: field.to_owned(),
+            value: value.to_string().chars().take(60).flat_map(char::escape_debug).collect(),
+            problem: problem.to_owned(),
+            fix: fix.to_owned(),
+        }
+    }
+}
+
+/// A failure of the room `lifecycle`.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A request has a field that cannot be used.
+    #[error("{}: {}; {}", .0.field, .0.problem, .0.fix)]
+    Invalid(Field),
+    /// A policy was refused.
+    #[error("policy: {0}")]
+    Policy(PolicyError),
+    /// No sandbox has this name.
+    #[error("no sandbox is called {0}")]
+    NotFound(String),
+    /// The name is taken.
+    #[error("a sandbox called {0} exists already")]
+    Exists(SandboxName),
+    /// The policy moved since it was read.
+    #[error("the policy is at revision {current}, not {expected}: read it again and repeat the change")]
+    Conflict {
+        /// What the caller had read.
+        expected: Revision,
+        /// What is in force.
+        current: Revision,
+    },
+    /// The sandbox is in a state in which this cannot be done.
+    #[error("{name} is {state}: {problem}")]
+    WrongState {
+        /// The sandbox.
+        name: SandboxName,
+        /// Its state.
+        state: &'static str,
+        /// What follows.
+        problem: String,
+    },
+    /// Every slot is taken or held back.
+    #[error("all {0} slots are taken or held back after use; remove a sandbox or wait")]
+    Full(usize),
+    /// One step of a journey failed; what was made before it has been undone.
+    #[error("{doing} {name} failed")]
+    Step {
+        /// What was being done.
+        doing: &'static str,
+        /// To which sandbox.
+        name: SandboxName,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The agent in the guest did not answer or did not speak its protocol.
+    #[error("the agent of {name} {problem}")]
+    Agent {
+        /// The sandbox.
+        name: SandboxName,
+        /// What went wrong.
+        problem: String,
+    },
+    /// The store could not be read or written.
+    #[error("{doing} in the store {path}")]
+    Store {
+        /// What was being done.
+        doing: &'static str,
+        /// The store's file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A step of the router failed outside of a sandbox's journey.
+    #[error("{doing} in the router")]
+    Router {
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        #[source]
+        source: egress::Error,
+    },
+    /// What ended a journey that several callers may wait for.
+    #[error(transparent)]
+    Shared(std::sync::Arc<Self>),
+    /// The daemon is stopping.
+    #[error("the daemon is stopping")]
+    Stopping,
+}

@@ -1,0 +1,410 @@
+//! The verbs of the room: create, show, list, remove, policies, exec.
+//!
+//! Every verb checks its input whole before anything happens. A journey that a caller began goes on
+//! when the caller goes away.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use egress::{GuestStream, Router};
+use policy::audit::{Kind, Outcome};
+use policy::document::Rule;
+use policy::{
+    AuditRecord, Compiled, Policy, PolicyHandle, Revision, SandboxName, TenantName, Trail,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use crate::acts::{Acts, Hypervisors};
+use crate::driver::{Handle, Published, Task, Verb};
+use crate::error::{Error, Field};
+use crate::machine::{Machine, State};
+use crate::policies::{Policies, PolicyChange, Scope};
+use crate::reconcile;
+use crate::sandbox::{Actor, CreateSpec, Progress, Sandbox};
+use crate::slots::Slots;
+use crate::store::{Record, Store};
+
+/// What the room needs to know about this node.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The journal and the private disks; survives a reboot.
+    pub state_dir: PathBuf,
+    /// Sockets, consoles; gone after a reboot.
+    pub run_dir: PathBuf,
+    /// The guest image: `vmlinuz`, `initrd.img`, `root.ext4`.
+    pub image_dir: PathBuf,
+    /// The guests' network namespace, as `ip netns` names it.
+    pub netns: String,
+    /// The addresses guests' traffic leaves from, at most one per family.
+    pub egress: Vec<IpAddr>,
+    /// The highest slot: how many sandboxes this node can hold.
+    pub slots: u16,
+    /// How long a slot is kept from others after use.
+    pub hold_down: Duration,
+    /// How long a guest may take from its first instruction to its agent's first word.
+    pub boot_deadline: Duration,
+    /// The first of the user ids that microVM processes run as; slot `n` runs as this plus `n`.
+    pub uid_base: u32,
+    /// The operator's hooks for sandboxes of the driver `external`.
+    pub hooks: vmm::external::Hooks,
+}
+
+/// The room. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Keeper(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    config: Arc<Config>,
+    router: Router,
+    hypervisors: Arc<Hypervisors>,
+    store: Store,
+    policies: Arc<Policies>,
+    trail: Trail,
+    handles: Mutex<BTreeMap<SandboxName, Handle>>,
+    slots: Mutex<Slots>,
+    /// One birth at a time takes a name and a slot.
+    births: tokio::sync::Mutex<()>,
+    drivers: TaskTracker,
+}
+
+impl Keeper {
+    /// Opens the journal and brings what it says and what the kernel holds together: running microVMs
+    /// are adopted, half-made and half-removed ones undone, taps nobody owns deleted.
+    pub async fn open(config: Config, router: Router, trail: Trail) -> Result<Self, Error> {
+        let store = Store::open(&config.state_dir.join("postern.db"))?;
+        let policies = Arc::new(Policies::open(store.clone()).await?);
+        let config = Arc::new(config);
+        let hypervisors = Arc::new(Hypervisors::new(&config));
+        let keeper = Self(Arc::new(Shared {
+            slots: Mutex::new(Slots::new(config.slots, config.hold_down)),
+            config,
+            router,
+            hypervisors,
+            store,
+            policies,
+            trail,
+            handles: Mutex::default(),
+            births: tokio::sync::Mutex::default(),
+            drivers: TaskTracker::new(),
+        }));
+        keeper.reconcile().await?;
+        Ok(keeper)
+    }
+
+    async fn reconcile(&self) -> Result<(), Error> {
+        let shared = &self.0;
+        let records = shared.store.sandboxes().await?;
+        reconcile::sweep(&shared.router, &shared.hypervisors, &records).await?;
+        let mut journeys = Vec::new();
+        for record in records {
+            locked(&shared.slots).take_this(record.slot);
+            let machine = reconcile::judge(&shared.hypervisors, &record);
+            journeys.push(self.drive(record, machine).await);
+        }
+        for mut handle in journeys {
+            handle.rest(|_| {}).await;
+        }
+        Ok(())
+    }
+
+    /// Makes a sandbox and waits until its guest answers. On an error nothing of it is left.
+    pub async fn create(
+        &self,
+        spec: CreateSpec,
+        actor: &Actor,
+        progress: impl FnMut(Progress),
+    ) -> Result<Sandbox, Error> {
+        let shared = &self.0;
+        spec.check()?;
+        let scope = Scope::Sandbox(spec.name.clone());
+        spec.policy.check_layer(scope.layer()).map_err(Error::Policy)?;
+        shared.hypervisors.check(spec.driver)?;
+        let birth = shared.births.lock().await;
+        if self.handle(&spec.name).is_ok() {
+            return Err(Error::Exists(spec.name));
+        }
+        let slot = {
+            let mut slots = locked(&shared.slots);
+            slots.take(Instant::now()).ok_or_else(|| Error::Full(slots.count()))?
+        };
+        let mut record = Record {
+            name: spec.name,
+            tenant: spec.tenant,
+            driver: spec.driver,
+            slot,
+            incarnation: 0,
+            memory_mib: spec.memory_mib,
+            vcpus: spec.vcpus,
+            state: State::Creating,
+            reason: None,
+            process: None,
+            created: SystemTime::now(),
+        };
+        let document = spec.policy.to_json().to_string();
+        let mut writing = shared.policies.write().await;
+        let (incarnation, revision) = match shared.store.insert(record.clone(), document).await {
+            Ok(numbers) => numbers,
+            Err(error) => {
+                locked(&shared.slots).give_back(slot, Instant::now());
+                return Err(error);
+            }
+        };
+        record.incarnation = incarnation;
+        writing.hold(scope, spec.policy, revision);
+        drop(writing);
+        let mut control = self.control(&record, actor, "sandbox create".to_owned());
+        control.revision = Some(revision);
+        shared.trail.record(control);
+        let mut handle = self.drive(record, Machine::create()).await;
+        drop(birth);
+        let seen = handle.rest(progress).await;
+        match seen.error {
+            Some(error) if seen.state != State::Running => Err(Error::Shared(error)),
+            _ if seen.state == State::Gone => Err(Error::NotFound(handle.record.name.to_string())),
+            _ => Ok(self.view(&handle)),
+        }
+    }
+
+    /// One sandbox.
+    pub fn show(&self, name: &SandboxName) -> Result<Sandbox, Error> {
+        Ok(self.view(&self.handle(name)?))
+    }
+
+    /// All sandboxes by name, or a tenant's.
+    #[must_use]
+    pub fn list(&self, tenant: Option<&TenantName>) -> Vec<Sandbox> {
+        let handles: Vec<Handle> = locked(&self.0.handles).values().cloned().collect();
+        handles
+            .iter()
+            .filter(|handle| tenant.is_none_or(|tenant| handle.record.tenant == *tenant))
+            .map(|handle| self.view(handle))
+            .collect()
+    }
+
+    /// Removes a sandbox and waits until nothing of it is left. Removing one that is being removed
+    /// waits for the same end.
+    pub async fn remove(&self, name: &SandboxName, actor: &Actor) -> Result<(), Error> {
+        let mut handle = self.handle(name)?;
+        let detail = "sandbox remove".to_owned();
+        self.0.trail.record(self.control(&handle.record, actor, detail));
+        // A full queue holds the same wish already.
+        let _ = handle.verbs.try_send(Verb::Remove);
+        loop {
+            if handle.published.borrow_and_update().state == State::Gone {
+                return Ok(());
+            }
+            if handle.published.changed().await.is_err() {
+                let gone = handle.published.borrow().state == State::Gone;
+                return if gone { Ok(()) } else { Err(Error::Stopping) };
+            }
+        }
+    }
+
+    /// The policy of a scope and its revision: empty at revision 0 where none was written.
+    pub async fn policy(&self, scope: &Scope) -> Result<(Arc<Policy>, Revision), Error> {
+        if let Scope::Sandbox(name) = scope {
+            self.handle(name)?;
+        }
+        Ok(self.0.policies.show(scope).await)
+    }
+
+    /// What is in force for a sandbox, all layers together: what `explain` asks.
+    pub fn in_force(&self, name: &SandboxName) -> Result<Arc<Compiled>, Error> {
+        Ok(self.handle(name)?.policy.load())
+    }
+
+    /// Replaces the policy of a scope. Returns once open flows were judged by it.
+    pub async fn set_policy(
+        &self,
+        scope: &Scope,
+        policy: Policy,
+        expected: Option<Revision>,
+        actor: &Actor,
+    ) -> Result<PolicyChange, Error> {
+        self.change(scope, expected, actor, "policy set", |_| Ok(policy)).await
+    }
+
+    /// Adds one rule to the policy of a scope.
+    pub async fn add_rule(
+        &self,
+        scope: &Scope,
+        rule: Rule,
+        expected: Option<Revision>,
+        actor: &Actor,
+    ) -> Result<PolicyChange, Error> {
+        let add = |current: &Policy| current.with_rule(rule).map_err(Error::Policy);
+        self.change(scope, expected, actor, "policy rule added", add).await
+    }
+
+    async fn change(
+        &self,
+        scope: &Scope,
+        expected: Option<Revision>,
+        actor: &Actor,
+        what: &str,
+        next: impl FnOnce(&Policy) -> Result<Policy, Error>,
+    ) -> Result<PolicyChange, Error> {
+        let shared = &self.0;
+        let mut writing = shared.policies.write().await;
+        if let Scope::Sandbox(name) = scope {
+            self.handle(name)?;
+        }
+        let (policy, current) = writing.current(scope);
+        if let Some(expected) = expected.filter(|expected| *expected != current) {
+            return Err(Error::Conflict { expected, current });
+        }
+        let policy = next(&policy)?;
+        policy.check_layer(scope.layer()).map_err(Error::Policy)?;
+        let revision = writing.set(scope, policy).await?;
+        let mut change = PolicyChange { revision, ..PolicyChange::default() };
+        for handle in self.under(scope) {
+            let record = &handle.record;
+            handle.policy.store(writing.compile(&record.name, &record.tenant));
+            let judged = shared.router.rejudge(record.slot).await;
+            change.sandboxes += 1;
+            change.checked += judged.checked;
+            change.cut += judged.cut;
+        }
+        let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Allow);
+        match scope {
+            Scope::Platform => {}
+            Scope::Tenant(tenant) => record.tenant = Some(tenant.clone()),
+            Scope::Sandbox(name) => {
+                record.tenant = self.handle(name).ok().map(|handle| handle.record.tenant);
+                record.sandbox = Some(name.clone());
+            }
+        }
+        record.layer = Some(scope.layer().as_str().to_owned());
+        record.revision = Some(revision);
+        record.detail = Some(format!(
+            "{what} by {}; {} flows judged again, {} cut",
+            actor.as_str(),
+            change.checked,
+            change.cut
+        ));
+        shared.trail.record(record);
+        Ok(change)
+    }
+
+    fn under(&self, scope: &Scope) -> Vec<Handle> {
+        locked(&self.0.handles)
+            .values()
+            .filter(|handle| match scope {
+                Scope::Platform => true,
+                Scope::Tenant(tenant) => handle.record.tenant == *tenant,
+                Scope::Sandbox(name) => handle.record.name == *name,
+            })
+            .cloned()
+            .collect()
+    }
+
+    /// Starts a command in a running guest: a stream on which the agent has been told what to run;
+    /// both directions carry the agent's frames from here on.
+    pub async fn exec(
+        &self,
+        name: &SandboxName,
+        exec: &agent::Exec,
+        actor: &Actor,
+    ) -> Result<GuestStream, Error> {
+        let handle = self.handle(name)?;
+        let state = handle.published.borrow().state;
+        if state != State::Running {
+            return Err(Error::WrongState {
+                name: name.clone(),
+                state: state.as_str(),
+                problem: "a command needs a running guest".to_owned(),
+            });
+        }
+        if exec.argv.is_empty() {
+            let fix = "give the command and its arguments as a list";
+            return Err(Error::Invalid(Field::new("argv", "[]", "is empty", fix)));
+        }
+        let program = exec.argv.first().map(|program| policy::audit::shown(program));
+        let detail = format!("exec {}", program.unwrap_or_default());
+        self.0.trail.record(self.control(&handle.record, actor, detail));
+        crate::acts::exec(&self.0.router, &handle.record, exec).await
+    }
+
+    /// Lets drivers finish what they are at, then stops. MicroVMs go on running.
+    pub async fn close(&self) {
+        self.0.drivers.close();
+        locked(&self.0.handles).clear();
+        self.0.drivers.wait().await;
+    }
+
+    fn handle(&self, name: &SandboxName) -> Result<Handle, Error> {
+        locked(&self.0.handles)
+            .get(name)
+            .cloned()
+            .ok_or_else(|| Error::NotFound(name.to_string()))
+    }
+
+    fn view(&self, handle: &Handle) -> Sandbox {
+        handle.view(&self.0.config.netns, &self.0.config.egress)
+    }
+
+    fn control(&self, record: &Record, actor: &Actor, what: String) -> AuditRecord {
+        let mut audit = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Allow);
+        audit.sandbox = Some(record.name.clone());
+        audit.tenant = Some(record.tenant.clone());
+        audit.incarnation = Some(record.incarnation);
+        audit.detail = Some(format!("{what} by {}", actor.as_str()));
+        audit
+    }
+
+    /// Starts the driver of a sandbox that is in the journal.
+    async fn drive(&self, record: Record, machine: Machine) -> Handle {
+        let shared = self.0.clone();
+        let compiled = shared.policies.write().await.compile(&record.name, &record.tenant);
+        let policy = PolicyHandle::new(compiled);
+        let (verbs, inbox) = mpsc::channel(1);
+        let (published, seen) = watch::channel(Published {
+            state: machine.state(),
+            reason: record.reason.clone(),
+            pid: None,
+            doing: machine.next(),
+            error: None,
+        });
+        let acts = Acts::new(
+            shared.config.clone(),
+            shared.router.clone(),
+            shared.hypervisors.clone(),
+            policy.clone(),
+        );
+        let handle = Handle { record: record.clone(), policy, verbs, published: seen };
+        locked(&shared.handles).insert(record.name.clone(), handle.clone());
+        let task = Task {
+            record,
+            machine,
+            acts,
+            store: shared.store.clone(),
+            policies: shared.policies.clone(),
+            trail: shared.trail.clone(),
+            verbs: inbox,
+            published,
+        };
+        let drivers = shared.drivers.clone();
+        drivers.spawn(async move {
+            if let Some(gone) = task.run().await {
+                // Name and slot are free before anybody hears that it is gone.
+                locked(&shared.handles).remove(&gone.record.name);
+                if !gone.machine.tainted() {
+                    locked(&shared.slots).give_back(gone.record.slot, Instant::now());
+                }
+                gone.publish(None);
+            }
+        });
+        handle
+    }
+}
+
+/// A lock whose holder panicked still guards a value that is whole: each section makes one change.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,327 @@
+//! The order of a sandbox's journey, as a value: what is made, what is wanted, what comes next.
+//!
+//! ```text
+//!  create --> creating --> running --process gone--> failed
+//!                 |           |                        |
+//!                 +-- error --+------- remove ---------+--> deleting --> gone
+//! ```
+//! Pure: no clock, no I/O. Things are made in the order of [`Act`] and undone in reverse; the fence
+//! stands before anything can speak; an error while undoing is counted and the undoing goes on.
+
+use serde::{Deserialize, Serialize};
+
+/// The state of a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Being made.
+    Creating,
+    /// Its guest answers.
+    Running,
+    /// Its process ended by itself. Nothing of it runs; it can be looked at and removed.
+    Failed,
+    /// Being removed.
+    Deleting,
+    /// Removed: nothing is left, its name and slot are free.
+    Gone,
+}
+
+impl State {
+    /// As shown to people.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Running => "running",
+            Self::Failed => "failed",
+            Self::Deleting => "deleting",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// One thing to do. Every one that undoes may be asked for when there is nothing to undo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    MakeTap,
+    RaiseFence,
+    StartProcess,
+    GreetAgent,
+    StopProcess,
+    LowerFence,
+    DeleteTap,
+    RemoveFiles,
+}
+
+impl Act {
+    /// What is being done, for progress and errors.
+    pub(crate) const fn doing(self) -> &'static str {
+        match self {
+            Self::MakeTap => "making the tap of",
+            Self::RaiseFence => "raising the fence around",
+            Self::StartProcess => "starting the microVM of",
+            Self::GreetAgent => "waiting for the guest of",
+            Self::StopProcess => "stopping the microVM of",
+            Self::LowerFence => "lowering the fence around",
+            Self::DeleteTap => "deleting the tap of",
+            Self::RemoveFiles => "removing the files of",
+        }
+    }
+}
+
+/// What is wanted of a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goal {
+    Run,
+    Fail,
+    Remove,
+}
+
+/// Which things of a sandbox exist, or may exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Made {
+    pub(crate) tap: bool,
+    pub(crate) fence: bool,
+    pub(crate) process: bool,
+    pub(crate) files: bool,
+    pub(crate) greeted: bool,
+}
+
+impl Made {
+    const NOTHING: Self =
+        Self { tap: false, fence: false, process: false, files: false, greeted: false };
+    const ANYTHING: Self =
+        Self { tap: true, fence: true, process: true, files: true, greeted: false };
+}
+
+/// One sandbox's journey.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    goal: Goal,
+    made: Made,
+    tries: u8,
+    /// The tap or the fence could not be undone: the slot must not be given to another.
+    tainted: bool,
+}
+
+/// How often undoing one thing is tried before it is left behind.
+const TRIES: u8 = 3;
+
+impl Machine {
+    /// A sandbox of which nothing exists yet.
+    pub(crate) const fn create() -> Self {
+        Self { goal: Goal::Run, made: Made::NOTHING, tries: 0, tainted: false }
+    }
+
+    /// A sandbox that ran before this daemon did: all is there but the fence, which is raised anew.
+    pub(crate) const fn adopt() -> Self {
+        let made = Made { fence: false, greeted: true, ..Made::ANYTHING };
+        Self { goal: Goal::Run, made, tries: 0, tainted: false }
+    }
+
+    /// A sandbox that an earlier daemon left half made, half removed or failed.
+    pub(crate) const fn leftover(state: State) -> Self {
+        let goal = match state {
+            State::Running | State::Failed => Goal::Fail,
+            State::Creating | State::Deleting | State::Gone => Goal::Remove,
+        };
+        Self { goal, made: Made::ANYTHING, tries: 0, tainted: false }
+    }
+
+    /// Its state.
+    pub(crate) const fn state(&self) -> State {
+        match self.goal {
+            Goal::Run if self.made.greeted && self.made.fence => State::Running,
+            Goal::Run => State::Creating,
+            Goal::Fail => State::Failed,
+            Goal::Remove if self.next().is_none() => State::Gone,
+            Goal::Remove => State::Deleting,
+        }
+    }
+
+    /// What to do next; none when it has arrived.
+    pub(crate) const fn next(&self) -> Option<Act> {
+        let made = &self.made;
+        match self.goal {
+            Goal::Run if !made.tap => Some(Act::MakeTap),
+            Goal::Run if !made.fence => Some(Act::RaiseFence),
+            Goal::Run if !made.process => Some(Act::StartProcess),
+            Goal::Run if !made.greeted => Some(Act::GreetAgent),
+            Goal::Run => None,
+            Goal::Fail | Goal::Remove if made.process => Some(Act::StopProcess),
+            Goal::Fail | Goal::Remove if made.fence => Some(Act::LowerFence),
+            Goal::Fail | Goal::Remove if made.tap => Some(Act::DeleteTap),
+            // A failed sandbox keeps its console log for a person to read.
+            Goal::Remove if made.files => Some(Act::RemoveFiles),
+            Goal::Fail | Goal::Remove => None,
+        }
+    }
+
+    /// The act was done.
+    pub(crate) const fn done(&mut self, act: Act) {
+        self.tries = 0;
+        let made = &mut self.made;
+        match act {
+            Act::MakeTap => made.tap = true,
+            Act::RaiseFence => made.fence = true,
+            Act::StartProcess => {
+                made.process = true;
+                made.files = true;
+            }
+            Act::GreetAgent => made.greeted = true,
+            Act::StopProcess => {
+                made.process = false;
+                made.greeted = false;
+            }
+            Act::LowerFence => made.fence = false,
+            Act::DeleteTap => made.tap = false,
+            Act::RemoveFiles => made.files = false,
+        }
+    }
+
+    /// The act failed. Making turns round and undoes; undoing is tried again, then left behind.
+    pub(crate) const fn failed(&mut self, act: Act) {
+        match act {
+            Act::MakeTap | Act::RaiseFence | Act::StartProcess | Act::GreetAgent => {
+                // It may have got half way, so it is undone too.
+                self.goal = if self.made.greeted { Goal::Fail } else { Goal::Remove };
+                match act {
+                    Act::MakeTap => self.made.tap = true,
+                    Act::RaiseFence => self.made.fence = true,
+                    _ => {
+                        self.made.process = true;
+                        self.made.files = true;
+                    }
+                }
+                self.tries = 0;
+            }
+            Act::StopProcess | Act::LowerFence | Act::DeleteTap | Act::RemoveFiles => {
+                self.tries += 1;
+                if self.tries >= TRIES {
+                    self.tainted |= !matches!(act, Act::RemoveFiles);
+                    self.done(act);
+                }
+            }
+        }
+    }
+
+    /// Somebody wants it removed.
+    pub(crate) const fn remove(&mut self) {
+        self.goal = Goal::Remove;
+    }
+
+    /// Its process ended by itself.
+    pub(crate) const fn process_gone(&mut self) {
+        if matches!(self.goal, Goal::Run) {
+            self.goal = if self.made.greeted { Goal::Fail } else { Goal::Remove };
+            self.tries = 0;
+        }
+    }
+
+    /// Whether its slot must be kept from others although it is gone.
+    pub(crate) const fn tainted(&self) -> bool {
+        self.tainted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Runs until it rests, failing the acts whose number is in `fails`; gives what was done.
+    fn run(machine: &mut Machine, fails: &[bool]) -> Vec<(Act, bool)> {
+        let mut done = Vec::new();
+        while let Some(act) = machine.next() {
+            assert!(done.len() < 64, "no end: {done:?}");
+            let ok = !fails.get(done.len()).copied().unwrap_or(false);
+            if ok { machine.done(act) } else { machine.failed(act) }
+            done.push((act, ok));
+        }
+        done
+    }
+
+    #[test]
+    fn the_fence_stands_before_anything_can_speak() {
+        let mut machine = Machine::create();
+        let acts: Vec<_> = run(&mut machine, &[]).into_iter().map(|(act, _)| act).collect();
+        assert_eq!(acts, [Act::MakeTap, Act::RaiseFence, Act::StartProcess, Act::GreetAgent]);
+        assert_eq!(machine.state(), State::Running);
+    }
+
+    #[test]
+    fn what_was_made_is_undone_in_reverse() {
+        let mut machine = Machine::create();
+        let acts = run(&mut machine, &[false, false, false, true]);
+        let undone: Vec<_> = acts.iter().skip(4).map(|(act, _)| *act).collect();
+        assert_eq!(
+            undone,
+            [Act::StopProcess, Act::LowerFence, Act::DeleteTap, Act::RemoveFiles],
+            "a guest that never answers leaves nothing"
+        );
+        assert_eq!(machine.state(), State::Gone);
+    }
+
+    #[test]
+    fn a_process_that_ends_by_itself_leaves_a_failed_sandbox_with_its_log() {
+        let mut machine = Machine::create();
+        run(&mut machine, &[]);
+        machine.process_gone();
+        let acts = run(&mut machine, &[]);
+        assert!(acts.iter().all(|(act, _)| *act != Act::RemoveFiles));
+        assert_eq!(machine.state(), State::Failed);
+        machine.remove();
+        run(&mut machine, &[]);
+        assert_eq!(machine.state(), State::Gone);
+    }
+
+    #[test]
+    fn a_slot_whose_tap_would_not_go_is_never_given_away() {
+        let mut machine = Machine::leftover(State::Deleting);
+        run(&mut machine, &[false, false, true, true, true]);
+        assert_eq!(machine.state(), State::Gone);
+        assert!(machine.tainted());
+    }
+
+    proptest! {
+        #[test]
+        fn every_journey_ends_and_leaves_nothing_running_unfenced(
+            fails in proptest::collection::vec(any::<bool>(), 0..24),
+            start in 0..5_u8,
+            remove in any::<bool>(),
+        ) {
+            let mut machine = match start {
+                0 => Machine::create(),
+                1 => Machine::adopt(),
+                2 => Machine::leftover(State::Creating),
+                3 => Machine::leftover(State::Running),
+                _ => Machine::leftover(State::Deleting),
+            };
+            let mut fence = start != 0 && start != 1;
+            let mut journey = |machine: &mut Machine, fails: &[bool]| {
+                for (act, ok) in run(machine, fails) {
+                    match act {
+                        Act::RaiseFence => fence = ok,
+                        Act::StartProcess => assert!(fence, "started without its fence"),
+                        Act::LowerFence if ok => fence = false,
+                        _ => {}
+                    }
+                }
+            };
+            journey(&mut machine, &fails);
+            if remove {
+                machine.remove();
+                journey(&mut machine, &[]);
+                prop_assert_eq!(machine.state(), State::Gone);
+            }
+            match machine.state() {
+                State::Running => prop_assert!(machine.made.process && machine.made.fence),
+                State::Failed | State::Gone => prop_assert!(
+                    !machine.made.process && !machine.made.tap && !machine.made.fence
+                ),
+                State::Creating | State::Deleting => prop_assert!(false, "no rest here"),
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A sandbox as others see it, and the request that makes one. Values only.
+
+use std::net::IpAddr;
+use std::time::SystemTime;
+
+use policy::{Policy, Revision, SandboxName, Slot, TenantName};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Field};
+use crate::machine::State;
+
+/// Which hypervisor runs a sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Driver {
+    /// A QEMU process of ours.
+    #[default]
+    Qemu,
+    /// Somebody else's: we give it a tap and call the operator's hooks.
+    External,
+}
+
+/// What a caller asks for. Checked whole before anything happens.
+#[derive(Clone, Debug)]
+pub struct CreateSpec {
+    /// Its name, unique on this installation.
+    pub name: SandboxName,
+    /// Whose it is.
+    pub tenant: TenantName,
+    /// What runs it.
+    pub driver: Driver,
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Virtual CPUs.
+    pub vcpus: u8,
+    /// Its own layer of policy.
+    pub policy: Policy,
+}
+
+impl CreateSpec {
+    /// Guest memory that may be asked for, in MiB.
+    pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 128..=65_536;
+    /// Virtual CPUs that may be asked for.
+    pub const VCPUS: std::ops::RangeInclusive<u8> = 1..=32;
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if !Self::MEMORY_MIB.contains(&self.memory_mib) {
+            let fix = "give 128 to 65536 (MiB)";
+            let field = Field::new("memory_mib", self.memory_mib, "is out of range", fix);
+            return Err(Error::Invalid(field));
+        }
+        if !Self::VCPUS.contains(&self.vcpus) {
+            let field = Field::new("vcpus", self.vcpus, "is out of range", "give 1 to 32");
+            return Err(Error::Invalid(field));
+        }
+        Ok(())
+    }
+}
+
+/// A sandbox as it is now.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sandbox {
+    /// Its name.
+    pub name: SandboxName,
+    /// Whose it is.
+    pub tenant: TenantName,
+    /// What runs it.
+    pub driver: Driver,
+    /// Its state.
+    pub state: State,
+    /// Why it failed, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Its slot.
+    pub slot: Slot,
+    /// The name of its tap inside the guests' namespace.
+    pub tap: String,
+    /// The guests' namespace, as `ip netns` names it.
+    pub netns: String,
+    /// The addresses its traffic leaves from, at most one per family.
+    pub egress: Vec<IpAddr>,
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Virtual CPUs.
+    pub vcpus: u8,
+    /// Moves on clone, rollback, cold boot and re-creation.
+    pub incarnation: u64,
+    /// The newest revision among the layers in force.
+    pub revision: Revision,
+    /// The process that runs it, if one of ours does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// When it was created, in seconds of Unix time.
+    #[serde(with = "unix")]
+    pub created: SystemTime,
+}
+
+/// One line of progress of a long verb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Progress {
+    /// What begins now, in the present participle: `booting`.
+    pub doing: &'static str,
+    /// Milliseconds since the verb was taken up.
+    pub at_ms: u64,
+}
+
+/// Who asked for a change, and from where: for the audit, never for a decision.
+#[derive(Clone, Debug)]
+pub struct Actor(String);
+
+impl Actor {
+    /// From a description without secrets, e.g. `uid=0 unix`.
+    #[must_use]
+    pub fn new(description: impl Into<String>) -> Self {
+        Self(description.into())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+mod unix {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use serde::Serializer;
+
+    pub(super) fn serialize<S: Serializer>(time: &SystemTime, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()))
+    }
+}

@@ -1,0 +1,87 @@
+//! Which slots are free. A slot is given to another only after a pause, and the one that was free
+//! longest first, so that whatever the kernel still holds for the last guest has time to die.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use policy::Slot;
+use tokio::time::Instant;
+
+/// The slots of this node.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    highest: u16,
+    hold_down: Duration,
+    last: u16,
+    taken: BTreeSet<Slot>,
+    held: BTreeMap<Slot, Instant>,
+}
+
+impl Slots {
+    /// Slots 1 to `highest`, all free.
+    pub(crate) fn new(highest: u16, hold_down: Duration) -> Self {
+        let highest = highest.clamp(1, Slot::MAX);
+        Self { highest, hold_down, last: 0, taken: BTreeSet::new(), held: BTreeMap::new() }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        usize::from(self.highest)
+    }
+
+    /// Marks a slot as taken, as found in the journal.
+    pub(crate) fn take_this(&mut self, slot: Slot) {
+        self.taken.insert(slot);
+        self.last = self.last.max(slot.number());
+    }
+
+    /// Takes a free slot, going round.
+    pub(crate) fn take(&mut self, now: Instant) -> Option<Slot> {
+        self.held.retain(|_, until| *until > now);
+        let (start, end) = (self.last + 1, self.highest);
+        let free = (start..=end)
+            .chain(1..=self.last.min(end))
+            .filter_map(Slot::new)
+            .find(|slot| !self.taken.contains(slot) && !self.held.contains_key(slot))?;
+        self.take_this(free);
+        self.last = free.number();
+        Some(free)
+    }
+
+    /// Gives a slot back; it is held for a while.
+    pub(crate) fn give_back(&mut self, slot: Slot, now: Instant) {
+        if self.taken.remove(&slot) {
+            self.held.insert(slot, now + self.hold_down);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_held_back_before_another_gets_it() {
+        let start = Instant::now();
+        let mut slots = Slots::new(2, Duration::from_secs(3));
+        let first = slots.take(start).unwrap();
+        let second = slots.take(start).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(slots.take(start), None);
+        slots.give_back(first, start);
+        assert_eq!(slots.take(start + Duration::from_secs(2)), None, "held back");
+        assert_eq!(slots.take(start + Duration::from_secs(4)), Some(first));
+    }
+
+    #[test]
+    fn the_slot_that_was_free_longest_comes_first() {
+        let now = Instant::now();
+        let mut slots = Slots::new(3, Duration::ZERO);
+        let first = slots.take(now).unwrap();
+        slots.give_back(first, now);
+        assert_eq!(slots.take(now).map(Slot::number), Some(2));
+        assert_eq!(slots.take(now).map(Slot::number), Some(3));
+        assert_eq!(slots.take(now), Some(first));
+        assert_eq!(slots.take(now), None);
+    }
+}

@@ -1,0 +1,354 @@
+//! The journal: which sandboxes exist, how far their journeys went, and which policies are in force.
+//!
+//! SQLite in WAL mode with full sync: what a call here returned for is on disk. One connection; each
+//! call is one transaction, run off the async threads. Never holds a secret.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use policy::{Policy, Revision, SandboxName, Slot, TenantName};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+
+use crate::error::Error;
+use crate::machine::State;
+use crate::sandbox::Driver;
+
+/// The layout of the tables. A store of another layout is refused, never guessed at.
+const VERSION: i64 = 1;
+
+const TABLES: &str = "
+    CREATE TABLE sandbox (
+        name        TEXT PRIMARY KEY,
+        tenant      TEXT NOT NULL,
+        driver      TEXT NOT NULL,
+        slot        INTEGER NOT NULL UNIQUE,
+        incarnation INTEGER NOT NULL,
+        memory_mib  INTEGER NOT NULL,
+        vcpus       INTEGER NOT NULL,
+        state       TEXT NOT NULL,
+        reason      TEXT,
+        process     TEXT,
+        created     INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE policy (
+        scope    TEXT PRIMARY KEY,
+        document TEXT NOT NULL,
+        revision INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+    INSERT INTO counter VALUES ('revision', 0), ('incarnation', 0);
+";
+
+/// A sandbox as the journal has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) name: SandboxName,
+    pub(crate) tenant: TenantName,
+    pub(crate) driver: Driver,
+    pub(crate) slot: Slot,
+    pub(crate) incarnation: u64,
+    pub(crate) memory_mib: u32,
+    pub(crate) vcpus: u8,
+    pub(crate) state: State,
+    pub(crate) reason: Option<String>,
+    pub(crate) process: Option<vmm::Process>,
+    pub(crate) created: SystemTime,
+}
+
+/// The store. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    connection: Arc<Mutex<Connection>>,
+    path: PathBuf,
+}
+
+impl Store {
+    /// Opens the store, making it where there is none.
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let fail = |doing| move |source| Error::store(doing, path, source);
+        let connection = Connection::open(path).map_err(fail("opening"))?;
+        connection
+            .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+            .map_err(fail("setting up the journal mode"))?;
+        let version: i64 = connection
+            .query_row("PRAGMA user_version", [], |row| row.get(0))
+            .map_err(fail("reading the version"))?;
+        match version {
+            0 => connection
+                .execute_batch(&format!(
+                    "BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
+                ))
+                .map_err(fail("making the tables"))?,
+            VERSION => {}
+            other => {
+                let problem = format!("it has layout {other}, this program knows {VERSION}");
+                return Err(Error::store("reading the version", path, problem));
+            }
+        }
+        Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        act: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        let connection = self.connection.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            // A poisoned lock means a panic inside a transaction, which was rolled back.
+            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+            let transaction = connection.transaction()?;
+            let out = act(&transaction)?;
+            transaction.commit()?;
+            rusqlite::Result::Ok(out)
+        });
+        match joined.await {
+            Ok(done) => done.map_err(|source| Error::store(doing, &self.path, source)),
+            Err(panic) => Err(Error::store(doing, &self.path, panic)),
+        }
+    }
+
+    /// Every sandbox, oldest first.
+    pub(crate) async fn sandboxes(&self) -> Result<Vec<Record>, Error> {
+        self.run("reading the sandboxes", |store| {
+            store
+                .prepare("SELECT * FROM sandbox ORDER BY incarnation")?
+                .query_map([], read_record)?
+                .collect()
+        })
+        .await
+    }
+
+    /// Writes a new sandbox with its policy: both or neither. Gives its incarnation and the
+    /// policy's revision.
+    pub(crate) async fn insert(
+        &self,
+        record: Record,
+        document: String,
+    ) -> Result<(u64, Revision), Error> {
+        self.run("writing a new sandbox", move |store| {
+            let incarnation = advance(store, "incarnation")?;
+            let revision = advance(store, "revision")?;
+            store.execute(
+                "INSERT INTO sandbox VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, NULL, NULL, ?9)",
+                params![
+                    record.name.as_str(),
+                    record.tenant.as_str(),
+                    word(&record.driver),
+                    record.slot.number(),
+                    incarnation,
+                    record.memory_mib,
+                    record.vcpus,
+                    word(&record.state),
+                    record.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+                ],
+            )?;
+            store.execute(
+                "INSERT OR REPLACE INTO policy VALUES (?1, ?2, ?3)",
+                params![format!("sandbox/{}", record.name), document, revision],
+            )?;
+            Ok((incarnation, Revision(revision)))
+        })
+        .await
+    }
+
+    /// Writes where a sandbox's journey is.
+    pub(crate) async fn note(
+        &self,
+        name: &SandboxName,
+        state: State,
+        process: Option<vmm::Process>,
+        reason: Option<String>,
+    ) -> Result<(), Error> {
+        let name = name.to_string();
+        self.run("noting the state of a sandbox", move |store| {
+            let process = process.as_ref().map(json).transpose()?;
+            store.execute(
+                "UPDATE sandbox SET state = ?2, process = ?3, reason = ?4 WHERE name = ?1",
+                params![name, word(&state), process, reason],
+            )
+        })
+        .await
+        .map(|_| ())
+    }
+
+    /// Forgets a sandbox and its policy.
+    pub(crate) async fn forget(&self, name: &SandboxName) -> Result<(), Error> {
+        let name = name.to_string();
+        self.run("forgetting a sandbox", move |store| {
+            store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
+            store.execute("DELETE FROM sandbox WHERE name = ?1", [name])
+        })
+        .await
+        .map(|_| ())
+    }
+
+    /// Every policy: scope, document, revision.
+    pub(crate) async fn policies(&self) -> Result<Vec<(String, Policy, Revision)>, Error> {
+        let rows: Vec<(String, String, u64)> = self
+            .run("reading the policies", |store| {
+                store
+                    .prepare("SELECT scope, document, revision FROM policy")?
+                    .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+                    .collect()
+            })
+            .await?;
+        rows.into_iter()
+            .map(|(scope, document, revision)| {
+                let policy = Policy::from_json(&document).map_err(|problem| {
+                    Error::store("reading a policy", &self.path, format!("{scope}: {problem}"))
+                })?;
+                Ok((scope, policy, Revision(revision)))
+            })
+            .collect()
+    }
+
+    /// Writes a policy and gives its revision.
+    pub(crate) async fn set_policy(
+        &self,
+        scope: String,
+        document: String,
+    ) -> Result<Revision, Error> {
+        self.run("writing a policy", move |store| {
+            let revision = advance(store, "revision")?;
+            store.execute(
+                "INSERT OR REPLACE INTO policy VALUES (?1, ?2, ?3)",
+                params![scope, document, revision],
+            )?;
+            Ok(Revision(revision))
+        })
+        .await
+    }
+}
+
+impl Error {
+    fn store(
+        doing: &'static str,
+        path: &Path,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Store { doing, path: path.to_owned(), source: source.into() }
+    }
+}
+
+fn advance(store: &Transaction<'_>, counter: &str) -> rusqlite::Result<u64> {
+    store.query_row(
+        "UPDATE counter SET value = value + 1 WHERE name = ?1 RETURNING value",
+        [counter],
+        |row| row.get(0),
+    )
+}
+
+fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
+    let slot: u16 = row.get("slot")?;
+    let process: Option<String> = row.get("process")?;
+    Ok(Record {
+        name: parsed(row, "name")?,
+        tenant: parsed(row, "tenant")?,
+        driver: parsed(row, "driver")?,
+        slot: Slot::new(slot).ok_or_else(|| corrupt("slot", "out of range"))?,
+        incarnation: row.get("incarnation")?,
+        memory_mib: row.get("memory_mib")?,
+        vcpus: row.get("vcpus")?,
+        state: parsed(row, "state")?,
+        reason: row.get("reason").optional()?.flatten(),
+        process: process
+            .map(|text| serde_json::from_str(&text).map_err(|e| corrupt("process", e)))
+            .transpose()?,
+        created: UNIX_EPOCH + Duration::from_secs(row.get("created")?),
+    })
+}
+
+/// A column that holds one word: a name, or the name of a variant.
+fn parsed<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: &str) -> rusqlite::Result<T> {
+    let text: String = row.get(column)?;
+    serde_json::from_value(serde_json::Value::String(text)).map_err(|e| corrupt(column, e))
+}
+
+fn word<T: serde::Serialize>(value: &T) -> Option<String> {
+    serde_json::to_value(value).ok()?.as_str().map(str::to_owned)
+}
+
+fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
+    serde_json::to_string(value).map_err(|e| rusqlite::Error::ToSqlConversionFailure(Box::new(e)))
+}
+
+fn corrupt(
+    column: &str,
+    problem: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> rusqlite::Error {
+    let problem = format!("column {column}: {}", problem.into());
+    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, problem.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(name: &str, slot: u16) -> Record {
+        Record {
+            name: name.parse().unwrap(),
+            tenant: "default".parse().unwrap(),
+            driver: Driver::External,
+            slot: Slot::new(slot).unwrap(),
+            incarnation: 0,
+            memory_mib: 256,
+            vcpus: 1,
+            state: State::Creating,
+            reason: None,
+            process: None,
+            created: UNIX_EPOCH + Duration::from_secs(7),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_written_is_there_after_a_reopen() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("postern.db");
+        let document = Policy::default().to_json().to_string();
+        {
+            let store = Store::open(&path).unwrap();
+            let first = store.insert(record("a", 1), document.clone()).await.unwrap();
+            let second = store.insert(record("b", 2), document.clone()).await.unwrap();
+            assert!(second.0 > first.0 && second.1 > first.1);
+            store
+                .note(&"b".parse().unwrap(), State::Failed, None, Some("why".to_owned()))
+                .await
+                .unwrap();
+            store.forget(&"a".parse().unwrap()).await.unwrap();
+        }
+        let store = Store::open(&path).unwrap();
+        let found = store.sandboxes().await.unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].name.as_str(), "b");
+        assert_eq!(found[0].state, State::Failed);
+        assert_eq!(found[0].reason.as_deref(), Some("why"));
+        assert_eq!(found[0].created, UNIX_EPOCH + Duration::from_secs(7));
+        let scopes: Vec<_> =
+            store.policies().await.unwrap().into_iter().map(|(scope, ..)| scope).collect();
+        assert_eq!(scopes, ["sandbox/b"]);
+    }
+
+    #[tokio::test]
+    async fn a_taken_name_or_slot_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("postern.db")).unwrap();
+        store.insert(record("a", 1), "{}".to_owned()).await.unwrap();
+        assert!(store.insert(record("a", 2), "{}".to_owned()).await.is_err());
+        assert!(store.insert(record("b", 1), "{}".to_owned()).await.is_err());
+        assert_eq!(store.sandboxes().await.unwrap().len(), 1);
+        let revision = store.set_policy("platform".to_owned(), "{}".to_owned()).await.unwrap();
+        assert_eq!(revision, Revision(2), "a refused write uses up no revision");
+    }
+
+    #[test]
+    fn a_store_of_another_layout_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("postern.db");
+        Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 99").unwrap();
+        let error = Store::open(&path).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.contains("layout 99"), "{cause}");
+    }
+}
