@@ -276,6 +276,7 @@ mod tests {
         assert_eq!(machine.state(), State::Gone);
     }
 
+    /// Promise 28.
     #[test]
     fn a_slot_whose_tap_would_not_go_is_never_given_away() {
         let mut machine = Machine::leftover(State::Deleting);

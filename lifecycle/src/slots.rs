@@ -60,6 +60,7 @@ impl Slots {
 mod tests {
     use super::*;
 
+    /// Promise 28.
     #[test]
     fn a_slot_is_held_back_before_another_gets_it() {
         let start = Instant::now();
