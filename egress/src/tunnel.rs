@@ -1,0 +1,156 @@
+//! Bytes both ways between a guest and the far side that was judged for it.
+//!
+//! Never reads what it carries and never holds more than one buffer or pipe a direction. A half-close
+//! passes as a half-close, a reset as a reset. It can be revoked at any time, and then nothing that is
+//! still queued is delivered.
+
+mod pool;
+mod pump;
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use bytes::Bytes;
+use socket2::SockRef;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until};
+
+use crate::limits::Limits;
+use crate::meter::Meter;
+pub use crate::tunnel::pool::Pool;
+use crate::tunnel::pump::{Broken, pump};
+
+/// What a tunnel carried, and what ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Bytes from the guest that the far socket took, the first flight included.
+    pub bytes_out: u64,
+    /// Bytes from the far side that the guest's socket took.
+    pub bytes_in: u64,
+    /// Why it is over.
+    pub why: Why,
+}
+
+/// What ends a tunnel. All but `Closed` leave both sockets reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// Both sides said they were done, and all bytes were handed on.
+    Closed,
+    /// The guest reset the connection, or was lost.
+    GuestReset,
+    /// The far side reset the connection, or was lost.
+    FarReset,
+    /// No byte either way for [`Limits::idle`], or for [`Limits::half_closed`] once a side was done.
+    Idle,
+    /// `revoked` came true.
+    Revoked,
+}
+
+/// Carries bytes between `guest` and `far` until the connection ends. `first_flight` is what was read
+/// from the guest before it was judged; it goes out first. Both sockets are closed on return.
+///
+/// Dropping the future closes both sockets in the ordinary way; use `revoked` to cut.
+pub async fn tunnel(
+    guest: TcpStream,
+    far: TcpStream,
+    first_flight: Bytes,
+    limits: &Limits,
+    meter: &Meter,
+    pool: &Pool,
+    revoked: impl Future<Output = ()>,
+) -> Ended {
+    for stream in [&guest, &far] {
+        // Fails only on a socket that is already dead, which the pumps then report.
+        let _ = stream.set_nodelay(true);
+    }
+    let clock = Clock::new();
+    let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
+    let count_out = |bytes| {
+        sent.fetch_add(bytes, Relaxed);
+        meter.sent(bytes);
+        clock.touch();
+    };
+    let count_in = |bytes| {
+        received.fetch_add(bytes, Relaxed);
+        meter.received(bytes);
+        clock.touch();
+    };
+    let why = {
+        let mut out = pin!(pump(&guest, &far, first_flight, pool, &count_out));
+        let mut back = pin!(pump(&far, &guest, Bytes::new(), pool, &count_in));
+        let mut revoked = pin!(revoked);
+        let (mut out_done, mut back_done) = (false, false);
+        let (mut guest_lost, mut far_lost) = (false, false);
+        loop {
+            if out_done && back_done {
+                break Why::Closed;
+            }
+            // What a lost side had sent is still handed on; once there is no more, it is over.
+            if guest_lost && out_done {
+                break Why::GuestReset;
+            }
+            if far_lost && back_done {
+                break Why::FarReset;
+            }
+            let ending = out_done || back_done || guest_lost || far_lost;
+            let patience = if ending { limits.idle.min(limits.half_closed) } else { limits.idle };
+            tokio::select! {
+                biased;
+                () = &mut revoked => break Why::Revoked,
+                ended = &mut out, if !out_done => match ended {
+                    Ok(()) => out_done = true,
+                    Err(Broken::Source) => break Why::GuestReset,
+                    Err(Broken::Sink) => break Why::FarReset,
+                },
+                ended = &mut back, if !back_done => match ended {
+                    Ok(()) => back_done = true,
+                    Err(Broken::Source) => break Why::FarReset,
+                    Err(Broken::Sink) => break Why::GuestReset,
+                },
+                _ = guest.ready(Interest::ERROR), if !guest_lost => guest_lost = true,
+                _ = far.ready(Interest::ERROR), if !far_lost => far_lost = true,
+                () = clock.silent_for(patience) => break Why::Idle,
+            }
+            clock.touch();
+        }
+    };
+    if why != Why::Closed {
+        for stream in [&guest, &far] {
+            // Closing then sends a reset and forgets what is queued. Fails only on a dead socket.
+            let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+        }
+    }
+    Ended { bytes_out: sent.load(Relaxed), bytes_in: received.load(Relaxed), why }
+}
+
+/// The time of the last event, without a timer to reset for each.
+struct Clock {
+    start: Instant,
+    /// Milliseconds from `start` to the last event.
+    last: AtomicU64,
+}
+
+impl Clock {
+    fn new() -> Self {
+        Self { start: Instant::now(), last: AtomicU64::new(0) }
+    }
+
+    fn touch(&self) {
+        let millis = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(millis, Relaxed);
+    }
+
+    /// Returns once there was no event for `patience`.
+    async fn silent_for(&self, patience: Duration) {
+        loop {
+            let last = self.start + Duration::from_millis(self.last.load(Relaxed));
+            let deadline = last + patience;
+            if Instant::now() >= deadline {
+                return;
+            }
+            sleep_until(deadline).await;
+        }
+    }
+}

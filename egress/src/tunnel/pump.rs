@@ -1,0 +1,132 @@
+//! One direction of a tunnel: copied while it is small, spliced in the kernel once it is not.
+//!
+//! Holds a buffer or a pipe only while bytes are on their way, and takes no byte from the source
+//! before the sink has taken the ones before it: back-pressure is the kernel's, end to end.
+
+use std::io;
+use std::net::Shutdown;
+
+use bytes::Bytes;
+use socket2::SockRef;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::task::coop::consume_budget;
+
+use crate::tunnel::pool::{Buffer, Pipe, Pool};
+
+/// A direction that has carried this much is worth a pipe.
+const SPLICE_FROM: u64 = 64 * 1024;
+/// A direction that has carried this much is worth a wide one.
+const WIDE_FROM: u64 = 1024 * 1024;
+
+/// Which end failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Broken {
+    Source,
+    Sink,
+}
+
+/// Carries `first`, then what `from` sends, to `to`, and then its end. `count` hears of every byte
+/// that `to` has taken.
+pub(super) async fn pump(
+    from: &TcpStream,
+    to: &TcpStream,
+    first: Bytes,
+    pool: &Pool,
+    count: &(impl Fn(u64) + Sync),
+) -> Result<(), Broken> {
+    let way = Way { from, to, count };
+    way.write(&first).await?;
+    let mut moved = first.len() as u64;
+    drop(first);
+    loop {
+        from.readable().await.map_err(|_| Broken::Source)?;
+        let worth_a_pipe = moved >= SPLICE_FROM;
+        let burst = match if worth_a_pipe { pool.pipe() } else { None } {
+            Some(pipe) => way.splice(pipe, moved).await?,
+            None => way.copy(pool.buffer()).await?,
+        };
+        moved = moved.saturating_add(burst.bytes);
+        if burst.is_last {
+            // Fails only when the sink is already gone, which the other direction reports.
+            let _ = SockRef::from(to).shutdown(Shutdown::Write);
+            return Ok(());
+        }
+    }
+}
+
+/// What could be moved until the source had no more.
+struct Burst {
+    bytes: u64,
+    is_last: bool,
+}
+
+struct Way<'a, C> {
+    from: &'a TcpStream,
+    to: &'a TcpStream,
+    count: &'a C,
+}
+
+impl<C: Fn(u64) + Sync> Way<'_, C> {
+    /// Copies until the source is dry, or enough to ask for a pipe again.
+    async fn copy(&self, mut buffer: Buffer) -> Result<Burst, Broken> {
+        let mut bytes = 0;
+        while bytes < SPLICE_FROM {
+            match self.from.try_read(&mut buffer) {
+                Ok(0) => return Ok(Burst { bytes, is_last: true }),
+                Ok(read) => {
+                    self.write(buffer.get(..read).unwrap_or_default()).await?;
+                    bytes += read as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => return Err(Broken::Source),
+            }
+            consume_budget().await;
+        }
+        Ok(Burst { bytes, is_last: false })
+    }
+
+    async fn write(&self, mut bytes: &[u8]) -> Result<(), Broken> {
+        while !bytes.is_empty() {
+            match self.to.try_write(bytes) {
+                Ok(written) => {
+                    bytes = bytes.get(written..).unwrap_or_default();
+                    (self.count)(written as u64);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.to.writable().await.map_err(|_| Broken::Sink)?;
+                }
+                Err(_) => return Err(Broken::Sink),
+            }
+        }
+        Ok(())
+    }
+
+    /// Splices until the source is dry. `before` is what this direction has carried already.
+    async fn splice(&self, mut pipe: Pipe, before: u64) -> Result<Burst, Broken> {
+        let mut bytes = 0;
+        loop {
+            if before.saturating_add(bytes) >= WIDE_FROM {
+                pipe.widen();
+            }
+            // The pipe is empty here, so that "would block" speaks of the source alone.
+            match self.from.try_io(Interest::READABLE, || pipe.fill(self.from)) {
+                Ok(0) => return Ok(Burst { bytes, is_last: true }),
+                Ok(read) => bytes += read as u64,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => return Err(Broken::Source),
+            }
+            while !pipe.is_empty() {
+                match self.to.try_io(Interest::WRITABLE, || pipe.drain(self.to)) {
+                    Ok(written) => (self.count)(written as u64),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.to.writable().await.map_err(|_| Broken::Sink)?;
+                    }
+                    Err(_) => return Err(Broken::Sink),
+                }
+            }
+            consume_budget().await;
+        }
+        Ok(Burst { bytes, is_last: false })
+    }
+}
