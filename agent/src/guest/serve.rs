@@ -1,0 +1,34 @@
+//! The agent: accepts the gateway's connections and nobody else's, each on a thread of its own.
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+
+use crate::cmdline::Cmdline;
+use crate::session;
+
+/// Connections served at once; more are closed at once.
+const CONNECTIONS: usize = 64;
+
+/// Serves for as long as the guest lives.
+pub(crate) fn run() -> io::Result<()> {
+    let cmdline = Cmdline::read()?;
+    let listener = TcpListener::bind((cmdline.address, cmdline.port))?;
+    let places = Arc::new(());
+    loop {
+        // A connection that died between knock and accept is no reason to stop.
+        let Ok((stream, from)) = listener.accept() else { continue };
+        if from.ip() != cmdline.gateway || Arc::strong_count(&places) > CONNECTIONS {
+            continue;
+        }
+        stream.set_nodelay(true)?;
+        let place = Arc::clone(&places);
+        thread::spawn(move || {
+            if let Err(error) = session::serve(stream) {
+                eprintln!("postern-guest: connection ended: {error}");
+            }
+            drop(place);
+        });
+    }
+}
