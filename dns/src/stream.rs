@@ -1,0 +1,110 @@
+//! DNS over a stream of the guest: messages with a length before them (RFC 1035 section 4.2.2,
+//! RFC 7766), pipelined, answered in the order in which answers are ready.
+//!
+//! Never holds more than one partial message and a bounded number of questions of a stream.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::guest::{Guest, Transport};
+use crate::question::MAX_QUERY;
+
+/// Questions of one stream that are answered at the same time.
+const PIPELINE: usize = 16;
+/// How long a stream may bring no whole question, or take no answer.
+const IDLE: Duration = Duration::from_secs(10);
+
+impl Guest {
+    /// Serves one stream of the guest, which it opened to `asked`, until the guest ends it, idles
+    /// for 10 s, or sends what is no DNS message.
+    ///
+    /// # Errors
+    /// The stream's own, `TimedOut` when the guest takes no answers, `InvalidData` for a message
+    /// longer than any query.
+    pub async fn serve_stream<S>(&self, stream: S, asked: SocketAddr) -> io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let mut received = BytesMut::new();
+        let mut answers = FuturesUnordered::new();
+        let mut idle_at = Instant::now() + IDLE;
+        let mut open = true;
+        loop {
+            while answers.len() < PIPELINE
+                && let Some(query) = next_message(&mut received)?
+            {
+                idle_at = Instant::now() + IDLE;
+                answers.push(async move { self.answer(&query, asked, Transport::Tcp).await });
+            }
+            if !open && answers.is_empty() {
+                return Ok(());
+            }
+            tokio::select! {
+                Some(answer) = answers.next() => {
+                    if let Some(framed) = answer.and_then(framed) {
+                        timeout(IDLE, writer.write_all(&framed)).await??;
+                    }
+                }
+                read = reader.read_buf(&mut received), if open && answers.len() < PIPELINE => {
+                    open = read? > 0;
+                }
+                () = sleep_until(idle_at), if answers.is_empty() => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Takes the next whole message off the front; none until it is all there.
+fn next_message(received: &mut BytesMut) -> io::Result<Option<Bytes>> {
+    let Some(&length) = received.first_chunk() else { return Ok(None) };
+    let length = usize::from(u16::from_be_bytes(length));
+    if length > MAX_QUERY {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than any DNS query"));
+    }
+    if received.len() < 2 + length {
+        return Ok(None);
+    }
+    received.advance(2);
+    Ok(Some(received.split_to(length).freeze()))
+}
+
+fn framed(answer: Vec<u8>) -> Option<Vec<u8>> {
+    let mut framed = u16::try_from(answer.len()).ok()?.to_be_bytes().to_vec();
+    framed.extend_from_slice(&answer);
+    Some(framed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn messages_come_out_as_they_went_in_however_they_are_cut(
+            messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..64), 0..10),
+            cuts in prop::collection::vec(1..40_usize, 1..20),
+        ) {
+            let sent: Vec<u8> = messages.iter().flat_map(|message| framed(message.clone()).expect("short")).collect();
+            let (mut received, mut read) = (BytesMut::new(), Vec::new());
+            let (mut rest, mut cuts) = (sent.as_slice(), cuts.into_iter().cycle());
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(cuts.next().expect("endless").min(rest.len()));
+                received.extend_from_slice(now);
+                while let Some(message) = next_message(&mut received).expect("short") {
+                    read.push(message.to_vec());
+                }
+                rest = later;
+            }
+            prop_assert_eq!(read, messages);
+        }
+    }
+}
