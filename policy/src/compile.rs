@@ -1,28 +1,41 @@
 //! Layers of policies made into one value that is judged in time independent of their size.
+//!
+//! Names are found by their suffixes in a hash map, addresses by their prefixes; both maps are
+//! filled from policies only, never by what a guest sends.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use ipnet::IpNet;
 
-use crate::class::OwnAddresses;
-use crate::document::{Layer, Policy};
+use crate::document::{Conditions, Effect, Layer, Peer, Policy, Rule};
 use crate::id::Revision;
-use crate::judge::{Denial, Dialable, Flow, Permit, Verdict};
-use crate::reason::Code;
+use crate::name::{Host, Pattern};
 
-/// Policies of one sandbox, in their layers, ready to judge.
+/// Policies of one sandbox, in their layers, ready to judge. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Compiled {
+    layers: Arc<[Option<LayerIndex>; 3]>,
     revision: Revision,
 }
 
 impl Compiled {
     /// Compiles layers. A layer that is absent lets everything through that the others let through;
-    /// with no layer at all everything is denied.
+    /// with no layer at all everything is denied. A layer given twice has the rules of both, and
+    /// denies by default if either does.
     #[must_use]
-    pub fn new(_layers: &[(Layer, &Policy)], revision: Revision) -> Self {
-        Self { revision }
+    pub fn new(layers: &[(Layer, &Policy)], revision: Revision) -> Self {
+        let index = |wanted: Layer| {
+            let mut policies = layers.iter().filter(|(layer, _)| *layer == wanted).peekable();
+            policies.peek()?;
+            let mut index = LayerIndex::empty(wanted);
+            policies.for_each(|(_, policy)| index.add(policy));
+            Some(index)
+        };
+        let layers = [Layer::Platform, Layer::Tenant, Layer::Sandbox].map(index);
+        Self { layers: Arc::new(layers), revision }
     }
 
     /// The revision this was compiled from.
@@ -31,22 +44,152 @@ impl Compiled {
         self.revision
     }
 
-    /// Judges a flow.
-    #[must_use]
-    pub fn judge(&self, _flow: &Flow<'_>) -> Verdict {
-        Verdict::Deny(Denial::because(Code::NoRule, self.revision))
+    /// The layers in their order, outermost first; none for an absent one.
+    pub(crate) fn layers(&self) -> &[Option<LayerIndex>; 3] {
+        &self.layers
+    }
+}
+
+/// One layer, indexed.
+#[derive(Debug)]
+pub(crate) struct LayerIndex {
+    pub(crate) layer: Layer,
+    pub(crate) default: Effect,
+    names: HashMap<Box<str>, Named>,
+    /// Most labels of any key of `names`: longer suffixes of a guest's name are not looked up.
+    depth: usize,
+    any: Vec<Clause>,
+    nets: HashMap<IpNet, Vec<Clause>>,
+    /// The prefix lengths that occur, for IPv4 and IPv6.
+    prefixes: [Vec<u8>; 2],
+}
+
+/// The clauses under one name: for the name itself, and for what is below it.
+#[derive(Debug, Default)]
+struct Named {
+    itself: Vec<Clause>,
+    below: Vec<Clause>,
+}
+
+/// One peer of one rule.
+#[derive(Clone, Debug)]
+pub(crate) struct Clause {
+    pub(crate) effect: Effect,
+    /// The network, where the peer is one.
+    pub(crate) net: Option<IpNet>,
+    pub(crate) conditions: Arc<Conditions>,
+    /// The rule as it is shown: `rule[0] allow "*.github.com" ports 443`.
+    pub(crate) text: Arc<str>,
+}
+
+impl LayerIndex {
+    fn empty(layer: Layer) -> Self {
+        Self {
+            layer,
+            default: Effect::Allow,
+            names: HashMap::new(),
+            depth: 0,
+            any: Vec::new(),
+            nets: HashMap::new(),
+            prefixes: [Vec::new(), Vec::new()],
+        }
     }
 
-    /// Judges one address that the permit's target has. Every address is judged before it is
-    /// dialled, and by the resolver before it is told to a guest.
-    pub fn judge_address(
-        &self,
-        _permit: &Permit,
-        _address: IpAddr,
-        _own: &OwnAddresses,
-    ) -> Result<Dialable, Denial> {
-        Err(Denial::because(Code::PrivateAddress, self.revision))
+    fn add(&mut self, policy: &Policy) {
+        if policy.default_effect() == Effect::Deny {
+            self.default = Effect::Deny;
+        }
+        for (index, rule) in policy.rules().iter().enumerate() {
+            let conditions = Arc::new(rule.conditions.clone());
+            let suffix = suffix(rule);
+            for peer in &rule.peers {
+                self.insert(
+                    peer,
+                    Clause {
+                        effect: rule.effect,
+                        net: match peer {
+                            Peer::Net(net) => Some(*net),
+                            Peer::Name(_) => None,
+                        },
+                        conditions: Arc::clone(&conditions),
+                        text: text(index, rule.effect, peer, &suffix).into(),
+                    },
+                );
+            }
+        }
     }
+
+    fn insert(&mut self, peer: &Peer, clause: Clause) {
+        match peer {
+            Peer::Name(Pattern::Exact(host)) => self.under(host).itself.push(clause),
+            Peer::Name(Pattern::Below(zone)) => self.under(zone).below.push(clause),
+            Peer::Name(Pattern::Within(zone)) => {
+                let named = self.under(zone);
+                named.itself.push(clause.clone());
+                named.below.push(clause);
+            }
+            Peer::Name(Pattern::AnyPublic) => self.any.push(clause),
+            Peer::Net(net) => {
+                let [v4, v6] = &mut self.prefixes;
+                let lengths = if net.addr().is_ipv4() { v4 } else { v6 };
+                if !lengths.contains(&net.prefix_len()) {
+                    lengths.push(net.prefix_len());
+                }
+                self.nets.entry(*net).or_default().push(clause);
+            }
+        }
+    }
+
+    fn under(&mut self, host: &Host) -> &mut Named {
+        self.depth = self.depth.max(host.as_str().split('.').count());
+        self.names.entry(host.as_str().into()).or_default()
+    }
+
+    /// Shows every clause that names this host.
+    pub(crate) fn named<'a>(&'a self, host: &Host, mut see: impl FnMut(&'a Clause)) {
+        self.any.iter().for_each(&mut see);
+        let name = host.as_str();
+        let cuts = name.rmatch_indices('.').map(|(at, _)| at + 1).chain([0]);
+        for cut in cuts.take(self.depth) {
+            let Some(named) = name.get(cut..).and_then(|suffix| self.names.get(suffix)) else {
+                continue;
+            };
+            let clauses = if cut == 0 { &named.itself } else { &named.below };
+            clauses.iter().for_each(&mut see);
+        }
+    }
+
+    /// Shows every clause whose network holds this address.
+    pub(crate) fn holding<'a>(&'a self, address: IpAddr, mut see: impl FnMut(&'a Clause)) {
+        let [v4, v6] = &self.prefixes;
+        for length in if address.is_ipv4() { v4 } else { v6 } {
+            let net = IpNet::new(address, *length).ok().map(|net| net.trunc());
+            net.and_then(|net| self.nets.get(&net)).into_iter().flatten().for_each(&mut see);
+        }
+    }
+}
+
+fn text(index: usize, effect: Effect, peer: &Peer, suffix: &str) -> String {
+    let effect = match effect {
+        Effect::Allow => "allow",
+        Effect::Deny => "deny",
+    };
+    match peer {
+        Peer::Name(pattern) => format!("rule[{index}] {effect} \"{pattern}\"{suffix}"),
+        Peer::Net(_) => format!("rule[{index}] {effect} {peer}{suffix}"),
+    }
+}
+
+fn suffix(rule: &Rule) -> String {
+    let mut out = String::new();
+    if let [first, rest @ ..] = rule.conditions.ports.as_slice() {
+        out = rest.iter().fold(format!(" ports {first}"), |text, port| format!("{text},{port}"));
+    }
+    if let Some(protocol) = rule.conditions.protocol {
+        out.push(' ');
+        out.push_str(protocol.as_str());
+    }
+    out
 }
 
 /// The policy in force for one sandbox. Clones see the same; readers never wait.

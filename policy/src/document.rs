@@ -1,6 +1,30 @@
 //! The policy language: what a person writes, in TOML or JSON, read whole or refused whole.
+//!
+//! An allow rule is narrow where it says nothing, a deny rule wide: see `docs/policy.md`. What a
+//! `Policy` holds has been checked; there is no other way to make one.
+
+mod check;
+mod error;
+mod read;
+mod source;
+mod terms;
+mod write;
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use crate::document::error::PolicyError;
+pub use crate::document::terms::{Conditions, Ech, Effect, Peer, PortRange, Protocol};
+
+/// Most bytes of a document.
+pub const MAX_DOCUMENT: usize = 1 << 20;
+/// Most patterns, addresses and networks of a policy.
+pub const MAX_PEERS: usize = 10_000;
+/// Most rules of one policy that name the same pattern, address or network.
+pub const MAX_RULES_PER_PEER: usize = 32;
+/// Most ports, methods or paths of one rule.
+pub const MAX_CONDITIONS: usize = 32;
 
 /// Which layer a policy belongs to. A flow passes when no layer denies it and each lets it through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -26,46 +50,112 @@ impl Layer {
     }
 }
 
-/// A policy document that was read and found valid. Keeps its source form, so that it can be shown.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Policy {}
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
 
-/// Why a policy was refused: where, what, and the mend.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize)]
-#[error("{field}: {problem}; {fix}")]
-pub struct PolicyError {
-    /// The field, e.g. `rule[2].allow[0]`; empty for the document.
-    pub field: String,
-    /// The line in the source, from 1, where it is known.
-    pub line: Option<usize>,
-    /// What was given, shortened to 60 characters and escaped.
-    pub value: Option<String>,
-    /// What is wrong.
-    pub problem: String,
-    /// What to write instead.
-    pub fix: String,
+/// A policy document that was read and found valid. The empty one denies everything.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    default: Effect,
+    rules: Vec<Rule>,
+}
+
+/// One rule: what it does, to whom, and under which conditions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// Whether it lets through or refuses.
+    pub effect: Effect,
+    /// The hosts, addresses and networks it names; at least one.
+    pub peers: Vec<Peer>,
+    /// What else must hold.
+    pub conditions: Conditions,
+    /// A remark for people.
+    pub comment: Option<String>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { default: Effect::Deny, rules: Vec::new() }
+    }
 }
 
 impl Policy {
     /// Reads TOML.
-    pub fn from_toml(_text: &str) -> Result<Self, PolicyError> {
-        Ok(Self {})
+    pub fn from_toml(text: &str) -> Result<Self, PolicyError> {
+        let source = source::toml(text)?;
+        read::policy(&source).map_err(|error| error.located(&source))
     }
 
     /// Reads JSON: the same keys as the TOML, rules under `"rule"`.
-    pub fn from_json(_text: &str) -> Result<Self, PolicyError> {
-        Ok(Self {})
+    pub fn from_json(text: &str) -> Result<Self, PolicyError> {
+        let source = source::json(text)?;
+        read::policy(&source).map_err(|error| error.located(&source))
+    }
+
+    /// What happens to a flow that no rule matches.
+    #[must_use]
+    pub fn default_effect(&self) -> Effect {
+        self.default
+    }
+
+    /// The rules, in the order of the document; an index is the number in `rule[n]`.
+    #[must_use]
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// This policy with one rule more, last. Refused as a document with that rule would be.
+    pub fn with_rule(&self, rule: Rule) -> Result<Self, PolicyError> {
+        let mut rules = self.rules.clone();
+        rules.push(rule);
+        Self::checked(self.default, rules)
+    }
+
+    /// Whether it may stand in this layer: `always` is the platform's alone.
+    pub fn check_layer(&self, layer: Layer) -> Result<(), PolicyError> {
+        let always = self.rules.iter().position(|rule| rule.conditions.always);
+        match always {
+            Some(index) if layer != Layer::Platform => Err(PolicyError::new(
+                format!("rule[{index}].always"),
+                format!("does not belong in a {layer} policy"),
+                "leave it out; only the platform policy names hosts that are always allowed",
+            )
+            .with_value("true")),
+            _ => Ok(()),
+        }
     }
 
     /// Writes it as TOML; reading that gives an equal policy.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        String::new()
+        write::toml(self)
     }
 
     /// Writes it as JSON; reading that gives an equal policy.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
-        serde_json::Value::Null
+        write::json(self)
+    }
+
+    fn checked(default: Effect, rules: Vec<Rule>) -> Result<Self, PolicyError> {
+        check::rules(&rules)?;
+        Ok(Self { default, rules })
+    }
+}
+
+impl Serialize for Policy {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        self.to_json().serialize(s)
+    }
+}
+
+impl Rule {
+    /// A rule for these peers without conditions.
+    #[must_use]
+    pub fn new(effect: Effect, peers: Vec<Peer>) -> Self {
+        Self { effect, peers, conditions: Conditions::default(), comment: None }
     }
 }

@@ -2,6 +2,167 @@
 
 use serde::Serialize;
 
+use crate::compile::Compiled;
+use crate::document::{Effect, Layer};
+use crate::id::Revision;
+use crate::judge::{Denial, Flow, Mode, Permit, Target, Verdict};
+use crate::reading::Reading;
+use crate::reason::Code;
+
 /// The answer to "would this pass?", layer by layer.
-#[derive(Clone, Debug, Serialize)]
-pub struct Explanation {}
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// What happens to the flow.
+    pub verdict: Outcome,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
+    /// The layer that decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer: Option<Layer>,
+    /// The rule that decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// The name or address that would be dialled. Its addresses are judged again when it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// The port that would be dialled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// How it would be carried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+    /// The revision it was judged by.
+    pub revision: Revision,
+    /// What each layer said, outermost first. Absent layers are left out.
+    pub layers: Vec<LayerView>,
+    /// The same for a person, a sentence each.
+    pub sentences: Vec<String>,
+}
+
+/// What happens to a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// It leaves.
+    Pass,
+    /// It is refused.
+    Deny,
+    /// It is refused, because what it shows is not enough to judge it.
+    Undecidable,
+}
+
+/// What one layer said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LayerView {
+    /// Which layer.
+    pub layer: Layer,
+    /// What it said.
+    pub verdict: Outcome,
+    /// The rule it said it by; none where its default decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// Why it refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
+}
+
+/// Judges a flow and tells how.
+#[must_use]
+pub fn explain(compiled: &Compiled, flow: &Flow<'_>) -> Explanation {
+    let (verdict, readings) = compiled.decide(flow);
+    let layers: Vec<LayerView> = readings.iter().flatten().map(view).collect();
+    let mut sentences: Vec<String> = layers.iter().map(LayerView::sentence).collect();
+    let mut told = match &verdict {
+        Verdict::Pass(permit) => passed(permit),
+        Verdict::Deny(denial) => refused(Outcome::Deny, denial),
+        Verdict::Undecidable(denial) => refused(Outcome::Undecidable, denial),
+    };
+    sentences.append(&mut told.sentences);
+    Explanation { layers, sentences, ..told }
+}
+
+fn view(reading: &Reading<'_>) -> LayerView {
+    let (verdict, clause, code) = match *reading {
+        Reading { denied: Some(clause), .. } => (Outcome::Deny, Some(clause), Some(Code::Rule)),
+        Reading { clouded: Some(clause), .. } => {
+            (Outcome::Undecidable, Some(clause), Some(Code::Undecidable))
+        }
+        Reading { allowed: Some(clause), .. } => (Outcome::Pass, Some(clause), None),
+        Reading { default: Effect::Allow, .. } => (Outcome::Pass, None, None),
+        Reading { missed: Some((Code::Undecidable, clause)), .. } => {
+            (Outcome::Undecidable, Some(clause), Some(Code::Undecidable))
+        }
+        Reading { missed: Some((code, clause)), .. } => (Outcome::Deny, Some(clause), Some(code)),
+        _ => (Outcome::Deny, None, Some(Code::NoRule)),
+    };
+    let rule = clause.map(|clause| clause.text.to_string());
+    LayerView { layer: reading.layer, verdict, rule, code }
+}
+
+impl LayerView {
+    fn sentence(&self) -> String {
+        let Self { layer, verdict, rule, code } = self;
+        match (verdict, rule, code) {
+            (Outcome::Pass, Some(rule), _) => {
+                format!("The {layer} policy lets it through: {rule}.")
+            }
+            (Outcome::Pass, None, _) => {
+                format!(
+                    "The {layer} policy lets it through: no rule matches, and its default is allow."
+                )
+            }
+            (_, Some(rule), Some(Code::Rule)) => format!("The {layer} policy denies it: {rule}."),
+            (_, Some(rule), Some(code)) => {
+                format!(
+                    "The {layer} policy does not let it through: {rule}, but {}.",
+                    code.meaning()
+                )
+            }
+            (_, rule, _) => {
+                let near = rule.as_deref().unwrap_or("no rule matches");
+                format!("The {layer} policy does not let it through: {near}.")
+            }
+        }
+    }
+}
+
+fn passed(permit: &Permit) -> Explanation {
+    let target = match permit.target() {
+        Target::Name(host) => host.to_string(),
+        Target::Address(address) => address.to_string(),
+    };
+    let told = match permit.mode() {
+        Mode::Answer => format!("The question is answered: {target} could pass on some port."),
+        Mode::Splice => format!("It passes to {target} port {}, TLS unopened.", permit.port()),
+        Mode::Requests => format!("The request passes to {target} port {}.", permit.port()),
+        Mode::Raw => format!("It passes to {target} port {}, as raw bytes.", permit.port()),
+    };
+    Explanation {
+        verdict: Outcome::Pass,
+        code: None,
+        layer: Some(permit.layer()),
+        rule: Some(permit.rule().to_owned()),
+        target: Some(target),
+        port: (permit.mode() != Mode::Answer).then_some(permit.port()),
+        mode: Some(permit.mode()),
+        revision: permit.revision(),
+        layers: Vec::new(),
+        sentences: vec![told],
+    }
+}
+
+fn refused(verdict: Outcome, denial: &Denial) -> Explanation {
+    Explanation {
+        verdict,
+        code: Some(denial.code),
+        layer: denial.layer,
+        rule: denial.rule.clone(),
+        target: None,
+        port: None,
+        mode: None,
+        revision: denial.revision,
+        layers: Vec::new(),
+        sentences: vec![format!("It is refused ({}): {}.", denial.code, denial.code.meaning())],
+    }
+}

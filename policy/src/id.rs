@@ -12,7 +12,9 @@ use crate::net::Slot;
 
 /// A name that is not a usable label.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{got:?} is not a name: use 1 to 40 of a-z, 0-9 and '-', starting and ending with a letter or digit")]
+#[error(
+    "{got:?} is not a name: use 1 to 40 of a-z, 0-9 and '-', starting and ending with a letter or digit"
+)]
 pub struct LabelError {
     /// What was given, cut to 60 characters.
     pub got: String,

@@ -1,64 +1,24 @@
 //! The one decision: may this flow leave?
 //!
 //! Only this module makes a `Permit`, and only a permit opens a way out. `Undecidable` closes.
+//! A flow leaves under a name that every layer lets through, or else to an address that every layer
+//! lets through by its address rules; one layer's name and another's address do not add up.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use crate::class::OwnAddresses;
-use crate::document::Layer;
+use serde::Serialize;
+
+use crate::class::{AddressClass, OwnAddresses, carried, special};
+use crate::compile::{Clause, Compiled, LayerIndex};
+use crate::document::{Effect, Layer};
 use crate::id::Revision;
 use crate::name::Host;
+use crate::reading::{Case, Reading, carries};
 use crate::reason::Code;
 
-/// The transport of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-}
-
-/// What is known of a flow when it is judged.
-#[derive(Clone, Copy, Debug)]
-pub struct Flow<'a> {
-    /// Its transport.
-    pub protocol: Protocol,
-    /// The port the guest aimed at; for a question, ignored.
-    pub port: u16,
-    /// The address the guest aimed at: only address rules look at it.
-    pub destination: Option<IpAddr>,
-    /// What its bytes say about its name.
-    pub evidence: Evidence<'a>,
-}
-
-/// How a name was found.
-#[derive(Clone, Copy, Debug)]
-pub enum Evidence<'a> {
-    /// A DNS question: passes when any port of the name could pass.
-    Question(&'a Host),
-    /// The server name of a TLS ClientHello.
-    Tls {
-        /// The (outer) server name.
-        sni: &'a Host,
-        /// Whether the hello carries the `encrypted_client_hello` extension.
-        ech: bool,
-    },
-    /// One HTTP request in clear (or, later, inside interception).
-    Request {
-        /// Its authority's host.
-        authority: &'a Host,
-        /// Its method, exactly as sent.
-        method: &'a str,
-        /// Its path without the query, beginning with `/`.
-        path: &'a str,
-    },
-    /// Bytes of another protocol, or a server that speaks first: the names this sandbox was told for
-    /// the address. Only rules that name the port explicitly count.
-    Pinned(&'a [Host]),
-    /// No name at all: only address rules count.
-    Address,
-}
+pub use crate::document::Protocol;
+pub use crate::flow::{Evidence, Flow};
 
 /// The answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +45,8 @@ pub struct Denial {
 }
 
 /// How the flow is carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// TLS passed through unopened.
     Splice,
@@ -100,13 +61,13 @@ pub enum Mode {
 /// The right to open one connection. Only `judge` makes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit {
-    pub(crate) target: Target,
-    pub(crate) port: u16,
-    pub(crate) protocol: Protocol,
-    pub(crate) mode: Mode,
-    pub(crate) layer: Layer,
-    pub(crate) rule: String,
-    pub(crate) revision: Revision,
+    target: Target,
+    port: u16,
+    protocol: Protocol,
+    mode: Mode,
+    layer: Layer,
+    rule: Arc<str>,
+    revision: Revision,
 }
 
 /// What a permit is for.
@@ -128,7 +89,7 @@ impl Permit {
     pub fn target(&self) -> &Target {
         &self.target
     }
-    /// The port.
+    /// The port; 0 for the answer to a question, which nobody may dial.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
@@ -176,5 +137,298 @@ impl Denial {
     }
 }
 
-#[expect(unused, reason = "replaced by the real one")]
-fn own(_: &OwnAddresses) {}
+/// What each layer said about one name or one address; none for an absent layer.
+pub(crate) type Readings<'a> = [Option<Reading<'a>>; 3];
+
+/// The layers added up.
+enum Sum<'a> {
+    Denied(Layer, &'a Clause),
+    Clouded(Layer, &'a Clause),
+    /// Every layer lets it through; the innermost that does, and its rule unless it is the default.
+    Open {
+        layer: Layer,
+        clause: Option<&'a Clause>,
+        by_rule: bool,
+    },
+    /// The outermost layer that does not let it through, and what its nearest rule lacked.
+    Closed(Option<Layer>, Option<(Code, &'a Clause)>),
+}
+
+impl Compiled {
+    /// Judges a flow.
+    #[must_use]
+    pub fn judge(&self, flow: &Flow<'_>) -> Verdict {
+        self.decide(flow).0
+    }
+
+    /// The verdict, and the readings it was made from.
+    pub(crate) fn decide(&self, flow: &Flow<'_>) -> (Verdict, Readings<'_>) {
+        let destination = flow.destination.map(|address| address.to_canonical());
+        let case = Case::new(Flow { destination, ..*flow });
+        match flow.evidence {
+            Evidence::Question(host) => self.question(&case, host),
+            _ => self.connection(&case),
+        }
+    }
+
+    fn question(&self, case: &Case<'_>, host: &Host) -> (Verdict, Readings<'_>) {
+        // If any port passes, then one of these does: the two that are implied, where a range
+        // begins, or just after one.
+        let mut ports = vec![443, 80];
+        for index in self.layers().iter().flatten() {
+            index.named(host, |clause| {
+                let ranges = clause.conditions.ports.iter();
+                ports.extend(ranges.flat_map(|r| [r.first(), r.last().saturating_add(1)]));
+            });
+        }
+        let mut refused = None;
+        for port in ports {
+            let readings = self.name(&case.at_port(port), host);
+            match sum(&readings) {
+                Sum::Open { layer, clause, .. } => {
+                    let target = Target::Name(host.clone());
+                    let permit = self.permit(&case.at_port(0), target, layer, clause);
+                    return (Verdict::Pass(permit), readings);
+                }
+                closed => {
+                    let denial = self.denial(&closed, Code::NoRule);
+                    let further = |(other, _): &(Denial, _)| {
+                        denial.code == Code::Rule && other.code != Code::Rule
+                    };
+                    if refused.as_ref().is_none_or(further) {
+                        refused = Some((denial, readings));
+                    }
+                }
+            }
+        }
+        let nothing = || (Denial::because(Code::NoRule, self.revision()), [None; 3]);
+        let (denial, readings) = refused.unwrap_or_else(nothing);
+        (Verdict::Deny(denial), readings)
+    }
+
+    fn connection(&self, case: &Case<'_>) -> (Verdict, Readings<'_>) {
+        let Flow { protocol, port, destination, evidence } = case.flow;
+        let nothing = match (protocol, port) {
+            (Protocol::Udp, 443) => Code::Quic,
+            (Protocol::Udp, _) => Code::Protocol,
+            _ if evidence.names().is_empty() => Code::NoName,
+            _ => Code::NoRule,
+        };
+        // What a default lets through has a name that the bytes carry; raw bytes where TLS and HTTP
+        // are expected carry none that can be trusted.
+        let default_is_enough = protocol == Protocol::Tcp
+            && !(matches!(evidence, Evidence::Pinned(_)) && matches!(port, 80 | 443));
+
+        let mut passed = None;
+        let mut clouded = None;
+        let mut refused: Option<(Denial, Readings<'_>)> = None;
+        let mut refuse = |denial: Denial, readings| {
+            if refused.as_ref().is_none_or(|(other, _)| other.code < denial.code) {
+                refused = Some((denial, readings));
+            }
+        };
+        for host in evidence.names() {
+            let readings = self.name(case, host);
+            match sum(&readings) {
+                sum @ Sum::Denied(..) => {
+                    return (Verdict::Deny(self.denial(&sum, nothing)), readings);
+                }
+                sum @ Sum::Clouded(..) => clouded = Some((self.denial(&sum, nothing), readings)),
+                Sum::Open { layer, clause, by_rule } if by_rule || default_is_enough => {
+                    passed = passed.or(Some((host, layer, clause, readings)));
+                }
+                Sum::Open { .. } if protocol == Protocol::Tcp => {
+                    refuse(Denial::because(Code::Undecidable, self.revision()), readings);
+                }
+                sum => refuse(self.denial(&sum, nothing), readings),
+            }
+        }
+        if let Some((denial, readings)) = clouded {
+            return (Verdict::Undecidable(denial), readings);
+        }
+        if let Some((host, layer, clause, readings)) = passed {
+            let permit = self.permit(case, Target::Name(host.clone()), layer, clause);
+            return (Verdict::Pass(permit), readings);
+        }
+        if let Some(address) = destination {
+            let readings = self.address(case, address);
+            match sum(&readings) {
+                sum @ Sum::Denied(..) => {
+                    return (Verdict::Deny(self.denial(&sum, nothing)), readings);
+                }
+                Sum::Open { layer, clause, by_rule: true } => {
+                    let permit = self.permit(case, Target::Address(address), layer, clause);
+                    return (Verdict::Pass(permit), readings);
+                }
+                sum => refuse(self.denial(&sum, nothing), readings),
+            }
+        }
+        let none = || (Denial::because(nothing, self.revision()), [None; 3]);
+        let (denial, readings) = refused.unwrap_or_else(none);
+        let verdict = match denial.code {
+            Code::Undecidable => Verdict::Undecidable(denial),
+            _ => Verdict::Deny(denial),
+        };
+        (verdict, readings)
+    }
+
+    fn name(&self, case: &Case<'_>, host: &Host) -> Readings<'_> {
+        self.read(|index, reading| index.named(host, |clause| reading.see(case, clause)))
+    }
+
+    fn address(&self, case: &Case<'_>, address: IpAddr) -> Readings<'_> {
+        self.read(|index, reading| {
+            index.holding(address, |clause| reading.see(case, clause));
+            if let Some(v4) = carried(address) {
+                index.holding(v4.into(), |clause| {
+                    if clause.effect == Effect::Deny {
+                        reading.see(case, clause);
+                    }
+                });
+            }
+        })
+    }
+
+    fn read<'a>(&'a self, see: impl Fn(&'a LayerIndex, &mut Reading<'a>)) -> Readings<'a> {
+        self.layers().each_ref().map(|index| {
+            let index = index.as_ref()?;
+            let mut reading = Reading::new(index);
+            see(index, &mut reading);
+            Some(reading)
+        })
+    }
+
+    fn permit(
+        &self,
+        case: &Case<'_>,
+        target: Target,
+        layer: Layer,
+        clause: Option<&Clause>,
+    ) -> Permit {
+        let mode = match case.flow.evidence {
+            Evidence::Question(_) => Mode::Answer,
+            Evidence::Tls { .. } => Mode::Splice,
+            Evidence::Request { .. } => Mode::Requests,
+            Evidence::Pinned(_) | Evidence::Address => Mode::Raw,
+        };
+        let rule = clause.map_or_else(|| Arc::from(BY_DEFAULT), |clause| Arc::clone(&clause.text));
+        let Flow { port, protocol, .. } = case.flow;
+        Permit { target, port, protocol, mode, layer, rule, revision: self.revision() }
+    }
+
+    fn denial(&self, sum: &Sum<'_>, nothing: Code) -> Denial {
+        let (code, layer, clause) = match *sum {
+            Sum::Denied(layer, clause) => (Code::Rule, Some(layer), Some(clause)),
+            Sum::Clouded(layer, clause) => (Code::Undecidable, Some(layer), Some(clause)),
+            Sum::Closed(layer, Some((code, clause))) => (code, layer, Some(clause)),
+            Sum::Closed(layer, None) => (nothing, layer, None),
+            Sum::Open { .. } => (nothing, None, None),
+        };
+        let rule = clause.map(|clause| clause.text.to_string());
+        Denial { code, layer, rule, revision: self.revision() }
+    }
+
+    /// Judges one address that the permit's target has. Every address is judged before it is
+    /// dialled, and by the resolver before it is told to a guest.
+    ///
+    /// A special-purpose address passes only if an allow rule names a network within its block, an
+    /// address of this host only if an allow rule names that very address; and only as far as the
+    /// layers above that rule's let the address through.
+    pub fn judge_address(
+        &self,
+        permit: &Permit,
+        address: IpAddr,
+        own: &OwnAddresses,
+    ) -> Result<Dialable, Denial> {
+        let address = address.to_canonical();
+        let closed = |code| Err(Denial::because(code, self.revision()));
+        if matches!(permit.target, Target::Address(only) if only != address) {
+            return closed(Code::NoRule);
+        }
+        let class = AddressClass::of(address, own);
+        let (mut opened, mut above) = (class == AddressClass::Public, true);
+        for index in self.layers().iter().flatten() {
+            let (mut denied, mut lets) = (None, index.default == Effect::Allow);
+            index.holding(address, |clause| match clause.effect {
+                _ if !permit.reaches(clause) => {}
+                Effect::Deny => denied = Some(clause),
+                Effect::Allow => {
+                    lets = true;
+                    opened |= above && names(clause, address, class);
+                }
+            });
+            if let Some(v4) = carried(address) {
+                index.holding(v4.into(), |clause| {
+                    if clause.effect == Effect::Deny && permit.reaches(clause) {
+                        denied = Some(clause);
+                    }
+                });
+            }
+            if let Some(clause) = denied {
+                return Err(self.denial(&Sum::Denied(index.layer, clause), Code::Rule));
+            }
+            above &= lets;
+        }
+        if !opened {
+            return closed(Code::PrivateAddress);
+        }
+        if !above && matches!(permit.target, Target::Address(_)) {
+            return closed(Code::NoRule);
+        }
+        Ok(Dialable(SocketAddr::new(address, permit.port)))
+    }
+}
+
+impl Permit {
+    /// Whether a rule's ports and transport are the permit's. An answer has no port yet: any port
+    /// will do to let it through, and every port must be meant to deny it.
+    fn reaches(&self, clause: &Clause) -> bool {
+        let ports = &clause.conditions.ports;
+        match (self.mode, clause.effect) {
+            (Mode::Answer, Effect::Allow) => true,
+            (Mode::Answer, Effect::Deny) => {
+                ports.is_empty() && clause.conditions.protocol.is_none()
+            }
+            _ => {
+                carries(clause, self.protocol)
+                    && (ports.is_empty() || ports.iter().any(|range| range.contains(self.port)))
+            }
+        }
+    }
+}
+
+/// Whether an allow rule means this address and not merely a wide network around it: `0.0.0.0/0` is
+/// the internet, not the loopback.
+fn names(clause: &Clause, address: IpAddr, class: AddressClass) -> bool {
+    let Some(net) = clause.net else { return false };
+    let exact = net.prefix_len() == net.max_prefix_len();
+    match class {
+        AddressClass::Own => exact,
+        _ => exact || special(address).is_some_and(|(block, _)| block.contains(&net)),
+    }
+}
+
+fn sum<'a>(readings: &Readings<'a>) -> Sum<'a> {
+    let each = || readings.iter().flatten();
+    if let Some((layer, clause)) = each().find_map(|r| Some((r.layer, r.denied?))) {
+        return Sum::Denied(layer, clause);
+    }
+    if let Some((layer, clause)) = each().find_map(|r| Some((r.layer, r.clouded?))) {
+        return Sum::Clouded(layer, clause);
+    }
+    let always = each().any(Reading::always);
+    if let Some(reading) = each().find(|r| !r.lets() && !always) {
+        return Sum::Closed(Some(reading.layer), reading.missed);
+    }
+    match each().rfind(|r| r.lets()) {
+        Some(reading) => Sum::Open {
+            layer: reading.layer,
+            clause: reading.allowed,
+            by_rule: each().any(|r| r.allowed.is_some()),
+        },
+        None => Sum::Closed(None, None),
+    }
+}
+
+/// What is shown in place of a rule.
+const BY_DEFAULT: &str = "default allow";

@@ -8,9 +8,12 @@
 #![forbid(unsafe_code)]
 
 pub mod explain;
-pub mod compile;
 pub mod judge;
+mod reading;
+pub mod compile;
+pub mod flow;
 pub mod document;
+pub mod path;
 pub mod audit;
 pub mod reason;
 pub mod class;
@@ -21,10 +24,12 @@ pub mod id;
 pub use audit::{AuditRecord, Trail};
 pub use class::{AddressClass, OwnAddresses};
 pub use compile::{Compiled, PolicyHandle};
-pub use document::{Layer, Policy, PolicyError};
-pub use explain::Explanation;
+pub use document::{Effect, Layer, Peer, Policy, PolicyError, PortRange, Protocol, Rule};
+pub use explain::{Explanation, explain};
+pub use flow::{Evidence, Flow};
 pub use id::{Revision, SandboxName, Subject, TenantName};
-pub use judge::{Denial, Dialable, Evidence, Flow, Mode, Permit, Protocol, Verdict};
-pub use name::{Host, Pattern};
+pub use judge::{Denial, Dialable, Mode, Permit, Target, Verdict};
+pub use name::{Authority, AuthorityHost, Host, Pattern};
 pub use net::Slot;
+pub use path::canonical_path;
 pub use reason::Code;

@@ -1,0 +1,164 @@
+//! One layer's opinion of one flow.
+//!
+//! Every match of a rule against a flow is made here: `judge` adds layers up, `explain` shows them.
+
+use std::cell::OnceCell;
+
+use crate::compile::{Clause, LayerIndex};
+use crate::document::{Ech, Effect, Layer, Protocol};
+use crate::flow::{Evidence, Flow};
+use crate::path::canonical_path;
+use crate::reason::Code;
+
+/// A flow while it is judged; its path is made canonical at most once.
+pub(crate) struct Case<'a> {
+    pub(crate) flow: Flow<'a>,
+    path: OnceCell<Option<String>>,
+}
+
+/// What one layer says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading<'a> {
+    pub(crate) layer: Layer,
+    pub(crate) default: Effect,
+    /// A deny rule that matches.
+    pub(crate) denied: Option<&'a Clause>,
+    /// A deny rule that may match, but needs to see requests.
+    pub(crate) clouded: Option<&'a Clause>,
+    /// An allow rule that matches.
+    pub(crate) allowed: Option<&'a Clause>,
+    /// The allow rule that came nearest, and what it lacked.
+    pub(crate) missed: Option<(Code, &'a Clause)>,
+}
+
+/// How far a flow fits a clause whose peer it has.
+enum Fit {
+    Whole,
+    /// As far as can be seen; the rest is in requests that cannot be seen, or in bytes that are no
+    /// protocol the rule stands for.
+    Unseen,
+    Lacks(Code),
+    /// Another transport: as if the rule were not there.
+    Foreign,
+}
+
+impl<'a> Case<'a> {
+    pub(crate) fn new(flow: Flow<'a>) -> Self {
+        Self { flow, path: OnceCell::new() }
+    }
+
+    /// The same at another port, for a question.
+    pub(crate) fn at_port(&self, port: u16) -> Self {
+        Self::new(Flow { port, protocol: Protocol::Tcp, ..self.flow })
+    }
+
+    fn path(&self, path: &str) -> Option<&str> {
+        self.path.get_or_init(|| canonical_path(path)).as_deref()
+    }
+
+    fn fit(&self, clause: &Clause) -> Fit {
+        let Flow { protocol, port, evidence, .. } = &self.flow;
+        let conditions = &clause.conditions;
+        if !carries(clause, *protocol) {
+            return Fit::Foreign;
+        }
+        if !conditions.ports.is_empty() {
+            if !conditions.ports.iter().any(|range| range.contains(*port)) {
+                return Fit::Lacks(Code::Port);
+            }
+        } else if clause.effect == Effect::Allow && clause.net.is_none() {
+            match (evidence, port) {
+                (Evidence::Tls { .. }, 443) | (Evidence::Request { .. }, 80) => {}
+                (Evidence::Question(_), 80 | 443) => {}
+                (Evidence::Pinned(_), 80 | 443) => return Fit::Unseen,
+                _ => return Fit::Lacks(Code::Port),
+            }
+        }
+        if conditions.ech == Ech::Deny && matches!(evidence, Evidence::Tls { ech: true, .. }) {
+            return Fit::Lacks(Code::Ech);
+        }
+        if conditions.needs_requests() { self.fit_request(clause) } else { Fit::Whole }
+    }
+
+    fn fit_request(&self, clause: &Clause) -> Fit {
+        let conditions = &clause.conditions;
+        let (method, path) = match self.flow.evidence {
+            Evidence::Request { method, path, .. } => (method, path),
+            // Some request could pass, and some could not be denied.
+            Evidence::Question(_) if clause.effect == Effect::Allow => return Fit::Whole,
+            _ => return Fit::Unseen,
+        };
+        if !conditions.methods.is_empty() && !conditions.methods.iter().any(|m| m == method) {
+            return Fit::Lacks(Code::Method);
+        }
+        if conditions.paths.is_empty() {
+            return Fit::Whole;
+        }
+        match (self.path(path), clause.effect) {
+            (Some(path), _) if conditions.paths.iter().any(|glob| glob.matches(path)) => Fit::Whole,
+            // A path that servers may read differently may be the one that is denied.
+            (None, Effect::Deny) => Fit::Whole,
+            _ => Fit::Lacks(Code::Path),
+        }
+    }
+}
+
+/// Whether a rule is about this transport: an allow rule about TCP and a deny rule about both,
+/// unless it says.
+pub(crate) fn carries(clause: &Clause, protocol: Protocol) -> bool {
+    match (clause.conditions.protocol, clause.effect) {
+        (Some(named), _) => named == protocol,
+        (None, Effect::Allow) => protocol == Protocol::Tcp,
+        (None, Effect::Deny) => true,
+    }
+}
+
+impl<'a> Reading<'a> {
+    pub(crate) fn new(index: &LayerIndex) -> Self {
+        Self {
+            layer: index.layer,
+            default: index.default,
+            denied: None,
+            clouded: None,
+            allowed: None,
+            missed: None,
+        }
+    }
+
+    /// Adds one clause that names the flow's peer.
+    pub(crate) fn see(&mut self, case: &Case<'_>, clause: &'a Clause) {
+        match (clause.effect, case.fit(clause)) {
+            (Effect::Deny, Fit::Whole) => {
+                self.denied.get_or_insert(clause);
+            }
+            (Effect::Deny, Fit::Unseen) if !matches!(case.flow.evidence, Evidence::Question(_)) => {
+                self.clouded.get_or_insert(clause);
+            }
+            (Effect::Allow, Fit::Whole) => {
+                if clause.conditions.always || self.allowed.is_none() {
+                    self.allowed = Some(clause);
+                }
+            }
+            (Effect::Allow, Fit::Unseen) => self.miss(Code::Undecidable, clause),
+            (Effect::Allow, Fit::Lacks(code)) => self.miss(code, clause),
+            _ => {}
+        }
+    }
+
+    fn miss(&mut self, code: Code, clause: &'a Clause) {
+        // The order of the codes is the order in which a rule is compared.
+        if self.missed.is_none_or(|(other, _)| other < code) {
+            self.missed = Some((code, clause));
+        }
+    }
+
+    /// Whether this layer lets the flow through, as long as nothing denies it.
+    pub(crate) fn lets(&self) -> bool {
+        self.allowed.is_some() || self.default == Effect::Allow
+    }
+
+    /// Whether it lets the flow through whatever other layers lack.
+    pub(crate) fn always(&self) -> bool {
+        self.allowed.is_some_and(|clause| clause.conditions.always)
+    }
+}
