@@ -1,0 +1,86 @@
+//! The fence: which frames of a guest reach the router, and that nothing else goes anywhere.
+//!
+//! The ruleset is a value that prints as nftables text, is applied over netlink in one atomic batch,
+//! and is read back and compared before it counts as installed. Rules only ever change here, and
+//! only in the guests' namespace.
+
+mod apply;
+mod layout;
+mod encode;
+mod decode;
+mod netlink;
+mod print;
+mod rule;
+mod field;
+mod reason;
+
+use policy::Slot;
+
+pub use layout::{SlotFence, base, slot};
+pub use reason::Reason;
+pub use rule::{Chain, Expr, Hook, Point, Rule, Ruleset, Set, Table};
+
+use crate::error::Error;
+use crate::world::World;
+
+/// Installs what all slots share: what is diverted to the router, and that nothing is forwarded.
+/// Guests' chains stay as they are; a table of another shape is replaced. Then reads it back.
+///
+/// # Errors
+/// When the kernel refuses, and nothing is changed then; [`Error::Differs`] when what the kernel
+/// holds afterwards is not what was meant.
+pub async fn install_base(world: &World, divert_port: u16) -> Result<(), Error> {
+    world.run(move || apply::install_base(&base(divert_port))).await?
+}
+
+/// Puts the fence of a slot around its tap, which must exist, in place of whatever chains the slot
+/// has, and reads it back. A slot for which this fails must not come up.
+///
+/// # Errors
+/// When the kernel refuses, and nothing is changed then; [`Error::Differs`] when what the kernel
+/// holds afterwards is not what was meant.
+pub async fn attach(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
+    let chains = slot(at, fence);
+    world.run(move || apply::attach(at, &chains)).await?
+}
+
+/// Compares the fence of a slot with what it should be.
+///
+/// # Errors
+/// [`Error::Differs`] when someone else has changed or removed a part of it.
+pub async fn verify(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
+    let chains = slot(at, fence);
+    world.run(move || apply::verify(&chains)).await?
+}
+
+/// Removes the fence of a slot; its tap may be gone already, and so may parts of the fence.
+///
+/// # Errors
+/// When the kernel refuses; nothing is changed then.
+pub async fn detach(world: &World, at: Slot) -> Result<(), Error> {
+    world.run(move || apply::detach(at)).await?
+}
+
+/// The slots that have any part of a fence, in order.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn present(world: &World) -> Result<Vec<Slot>, Error> {
+    world.run(apply::present).await?
+}
+
+/// What the fence of a slot has refused since it was put up: reason, packets, bytes.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn counters(world: &World, at: Slot) -> Result<Vec<(Reason, u64, u64)>, Error> {
+    world.run(move || apply::counters(at)).await?
+}
+
+/// Removes every rule of ours. Nothing passes without them either.
+///
+/// # Errors
+/// When the kernel refuses; nothing is changed then.
+pub async fn flush(world: &World) -> Result<(), Error> {
+    world.run(apply::flush).await?
+}

@@ -1,0 +1,181 @@
+//! The fence in the kernel: changes in atomic batches, then read back and compared.
+//!
+//! These block for about a millisecond and act on the calling thread's namespace; only `fence`
+//! calls them, on the thread that lives in the guests' world.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use policy::Slot;
+
+use crate::error::Error;
+use crate::fence::decode::{Held, HeldChain, counted, elements};
+use crate::fence::encode::{
+    Batch, Kind, TABLE, bounds, expressions, get_chains, get_elements, get_rules, userdata,
+};
+use crate::fence::layout::{chain_names, slot_of_chain};
+use crate::fence::netlink::Netfilter;
+use crate::fence::reason::Reason;
+use crate::fence::rule::{Chain, Family, Ruleset, Set};
+
+/// How often a dump is repeated when the rules change while it is being read.
+const DUMPS: usize = 16;
+
+pub(crate) fn install_base(meant: &Ruleset) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    for table in &meant.0 {
+        batch.add_table(table.family);
+        if table.family == Family::Inet {
+            batch.delete_table(table.family);
+            batch.add_table(table.family);
+        }
+        table.sets.iter().for_each(|set| batch.add_set(table.family, set));
+        table.chains.iter().for_each(|chain| batch.add_chain(table.family, chain));
+    }
+    Netfilter::open()?.commit(batch)?;
+    for table in &meant.0 {
+        table.sets.iter().try_for_each(|set| verify_set(table.family, set))?;
+        table.chains.iter().try_for_each(|chain| verify_chain(table.family, chain))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn attach(slot: Slot, chains: &[Chain]) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    remove_old(slot, &mut batch)?;
+    chains.iter().for_each(|chain| batch.add_chain(Family::Netdev, chain));
+    Netfilter::open()?.commit(batch)?;
+    verify(chains)
+}
+
+pub(crate) fn verify(chains: &[Chain]) -> Result<(), Error> {
+    chains.iter().try_for_each(|chain| verify_chain(Family::Netdev, chain))
+}
+
+pub(crate) fn detach(slot: Slot) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    remove_old(slot, &mut batch)?;
+    Netfilter::open()?.commit(batch)
+}
+
+pub(crate) fn present() -> Result<Vec<Slot>, Error> {
+    let chains = ask(&get_chains(Family::Netdev, None), "list the chains", |body| {
+        HeldChain::of_message(body).filter(|chain| chain.table == TABLE)
+    })?;
+    let slots: BTreeSet<Slot> =
+        chains.iter().filter_map(|chain| slot_of_chain(&chain.name)).collect();
+    Ok(slots.into_iter().collect())
+}
+
+pub(crate) fn counters(slot: Slot) -> Result<Vec<(Reason, u64, u64)>, Error> {
+    let mut sums: BTreeMap<Reason, (u64, u64)> = BTreeMap::new();
+    for chain in chain_names(slot) {
+        let what = format!("read the counters of the chain {chain}");
+        for (tag, packets, bytes) in ask(&get_rules(Family::Netdev, &chain), &what, counted)? {
+            if let Some((_, reason)) = Reason::of_tag(&tag).filter(|(of, _)| *of == slot) {
+                let sum = sums.entry(reason).or_default();
+                *sum = (sum.0.saturating_add(packets), sum.1.saturating_add(bytes));
+            }
+        }
+    }
+    Ok(sums.into_iter().map(|(reason, (packets, bytes))| (reason, packets, bytes)).collect())
+}
+
+pub(crate) fn flush() -> Result<(), Error> {
+    let mut batch = Batch::default();
+    for family in [Family::Netdev, Family::Inet] {
+        batch.add_table(family);
+        batch.delete_table(family);
+    }
+    Netfilter::open()?.commit(batch)
+}
+
+/// Removes what chains a slot has; the one with the jump goes before the one that is jumped to.
+fn remove_old(slot: Slot, batch: &mut Batch) -> Result<(), Error> {
+    for name in chain_names(slot) {
+        if find_chain(Family::Netdev, &name)?.is_some() {
+            batch.delete_chain(Family::Netdev, &name);
+        }
+    }
+    Ok(())
+}
+
+fn find_chain(family: Family, name: &str) -> Result<Option<HeldChain>, Error> {
+    let what = format!("read the chain {name}");
+    Ok(ask(&get_chains(family, Some(name)), &what, HeldChain::of_message)?.pop())
+}
+
+/// Asks until the answer is of one moment.
+fn ask<T>(
+    question: &[u8],
+    what: &str,
+    take: impl Fn(&[u8]) -> Option<T>,
+) -> Result<Vec<T>, Error> {
+    let answers = [Kind::NewChain, Kind::NewRule, Kind::NewElements].map(Kind::number);
+    for _ in 0..DUMPS {
+        let mut taken = Vec::new();
+        let steady = Netfilter::open()?.ask(question, what, |message| {
+            if answers.contains(&message.kind) {
+                taken.extend(take(message.body));
+            }
+        })?;
+        if steady {
+            return Ok(taken);
+        }
+    }
+    Err(Error::Differs {
+        at: what.to_owned(),
+        meant: "rules at rest".to_owned(),
+        found: "rules that change all the time".to_owned(),
+    })
+}
+
+fn verify_set(family: Family, set: &Set) -> Result<(), Error> {
+    let what = format!("read the set {}", set.name);
+    let parts = ask(&get_elements(family, set.name), &what, |body| Some(elements(body)))?;
+    let mut found: Vec<_> = parts.into_iter().flatten().collect();
+    found.sort_unstable();
+    let meant: Vec<_> = bounds(set).iter().map(|(at, end)| (at.octets(), *end)).collect();
+    compare(&format!("set {}", set.name), &meant, &found)
+}
+
+fn verify_chain(family: Family, chain: &Chain) -> Result<(), Error> {
+    let name = &chain.name;
+    let meant = HeldChain {
+        table: TABLE.to_owned(),
+        name: name.clone(),
+        hook: chain.hook.as_ref().map(|hook| {
+            let device = hook.device.clone().unwrap_or_default();
+            (hook.point.number(), hook.priority.cast_unsigned(), device, 0)
+        }),
+    };
+    compare(&format!("chain {name}"), &Some(meant), &find_chain(family, name)?)?;
+    let what = format!("read the rules of the chain {name}");
+    let found = ask(&get_rules(family, name), &what, |body| Some(Held::of_message(body)))?;
+    let mut found = found.iter();
+    for (n, rule) in chain.rules.iter().enumerate() {
+        let comment = rule.comment.as_deref().map(userdata).unwrap_or_default();
+        let held = found.next();
+        if held != Some(&Held::new(&expressions(rule), &comment)) {
+            return Err(Error::Differs {
+                at: format!("rule {n} of chain {name}"),
+                meant: rule.to_string(),
+                found: held.map_or_else(|| "nothing".to_owned(), Held::to_string),
+            });
+        }
+    }
+    found.next().map_or(Ok(()), |extra| {
+        Err(Error::Differs {
+            at: format!("the end of chain {name}"),
+            meant: "nothing".to_owned(),
+            found: extra.to_string(),
+        })
+    })
+}
+
+fn compare<T: PartialEq + std::fmt::Debug>(at: &str, meant: &T, found: &T) -> Result<(), Error> {
+    if meant == found {
+        return Ok(());
+    }
+    let (meant, found) = (format!("{meant:?}"), format!("{found:?}"));
+    Err(Error::Differs { at: at.to_owned(), meant, found })
+}

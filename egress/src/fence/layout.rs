@@ -1,0 +1,358 @@
+//! The rules themselves: what all slots share, and the three chains of one slot.
+//!
+//! What is accepted is said first and whole. Everything below that only names why the rest is
+//! dropped, for counters and samples: no rule there can let anything in.
+
+use std::net::Ipv4Addr;
+
+use policy::Slot;
+use policy::net::{GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC, INTERNAL_BASE};
+
+use crate::fence::field::*;
+use crate::fence::reason::Reason;
+use crate::fence::rule::{
+    Chain, Expr, Family, Hook, Point, Rule, Ruleset, Set, Table, is, is_not, masked,
+};
+use crate::world::MARK;
+
+/// Addresses that no guest can reach, not even to be refused by name.
+const NOWHERE: &str = "nowhere";
+const DNS_PORT: u16 = 53;
+const QUIC_PORT: u16 = 443;
+/// How many bytes of a dropped packet are looked at, and how often.
+const SNAPLEN: u32 = 128;
+const SAMPLES: Expr = Expr::Limit { rate: 10, burst: 20 };
+/// Offset of the checksum in an IPv4 header, and of the quoted header's in an ICMP error.
+const IP_CHECKSUM: u32 = 10;
+const QUOTED_CHECKSUM: u32 = 18;
+/// Before connection tracking and whatever else an operator may hang on a device.
+const FIRST: i32 = -300;
+const MANGLE: i32 = -150;
+
+/// What the fence of one slot can be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotFence {
+    /// The nflog group that gets samples of what is dropped.
+    pub nflog_group: u16,
+    /// New TCP connections a second.
+    pub syn_rate: u32,
+    /// New TCP connections at once.
+    pub syn_burst: u32,
+}
+
+impl SlotFence {
+    /// 200 new connections a second, 400 at once.
+    #[must_use]
+    pub fn new(nflog_group: u16) -> Self {
+        Self { nflog_group, syn_rate: 200, syn_burst: 400 }
+    }
+}
+
+/// What all slots share. TCP goes to the transparent listeners at `divert_port`, DNS over UDP to
+/// the transparent socket at port 53; nothing is forwarded, and only a guest is ever answered.
+#[must_use]
+pub fn base(divert_port: u16) -> Ruleset {
+    let from_tap = || is(IIFNAME, "pt");
+    let to_tap = || is(OIFNAME, "pt");
+    let marked = || is(META_MARK, MARK.to_ne_bytes());
+    let udp_to_dns = || [is(META_L4PROTO, UDP), is(UDP_DPORT, DNS_PORT.to_be_bytes())];
+    let divert = |matched: &[Expr], port| {
+        let taken = [Expr::Divert(port), Expr::Mark(MARK), Expr::Accept];
+        Rule::new([&[from_tap()], matched, &taken].concat())
+    };
+    let chain = |name: &str, point, priority, rules| Chain {
+        name: name.to_owned(),
+        hook: Some(Hook { point, priority, device: None }),
+        rules,
+    };
+    let netdev =
+        Table { family: Family::Netdev, sets: vec![nowhere()], chains: Vec::new() };
+    let inet = Table {
+        family: Family::Inet,
+        sets: Vec::new(),
+        chains: vec![
+            chain("divert", Point::Prerouting, MANGLE, vec![
+                Rule::new([is(IIFNAME, interface("lo")), Expr::Accept]),
+                divert(&[is(META_L4PROTO, TCP)], divert_port),
+                divert(&udp_to_dns(), DNS_PORT),
+            ]),
+            chain("input", Point::Input, 0, vec![
+                Rule::new([is(IIFNAME, interface("lo")), Expr::Accept]),
+                Rule::new([from_tap(), marked(), Expr::Accept]),
+            ]),
+            chain("forward", Point::Forward, 0, Vec::new()),
+            chain("output", Point::Output, 0, vec![
+                Rule::new([is(OIFNAME, interface("lo")), Expr::Accept]),
+                Rule::new([
+                    to_tap(),
+                    is(META_NFPROTO, [2]),
+                    is(META_L4PROTO, ICMP),
+                    is(ICMP_TYPE, [5]),
+                    Expr::Drop,
+                ]),
+                Rule::new([
+                    to_tap(),
+                    is(META_NFPROTO, [2]),
+                    is(IP_DADDR, internal_prefix()),
+                    Expr::Accept,
+                ]),
+            ]),
+        ],
+    };
+    Ruleset(vec![netdev, inet])
+}
+
+/// The chains of one slot, part of the netdev table.
+#[must_use]
+pub fn slot(slot: Slot, fence: &SlotFence) -> Vec<Chain> {
+    let [ingress, guest, egress] = chain_names(slot);
+    let hook = |point| Some(Hook { point, priority: FIRST, device: Some(slot.tap()) });
+    vec![
+        Chain { name: guest.clone(), hook: None, rules: guest_rules(slot, fence) },
+        Chain { name: ingress, hook: hook(Point::Ingress), rules: in_rules(slot, fence, guest) },
+        Chain { name: egress, hook: hook(Point::Egress), rules: out_rules(slot) },
+    ]
+}
+
+/// The names of a slot's chains, in the order in which they can be removed.
+pub(crate) fn chain_names(slot: Slot) -> [String; 3] {
+    ["in", "guest", "out"].map(|part| format!("{part}_{}", slot.tap()))
+}
+
+/// The slot to which a chain of this name belongs.
+pub(crate) fn slot_of_chain(name: &str) -> Option<Slot> {
+    let (part, tap) = name.split_once('_')?;
+    matches!(part, "in" | "guest" | "out").then(|| Slot::of_tap(tap)).flatten()
+}
+
+/// Every frame of the guest enters here.
+fn in_rules(slot: Slot, fence: &SlotFence, guest: String) -> Vec<Rule> {
+    let why = |reason, matched: &[Expr]| refusal(slot, fence, reason, matched, Expr::Drop);
+    let plain_header = [0x45];
+    let mut rules = vec![
+        Rule::new([
+            is(ETHER_TYPE, ETHERTYPE_IP),
+            is(ETHER_DADDR, GATEWAY_MAC),
+            is(ETHER_SADDR, GUEST_MAC),
+            is(IP_VERSION_IHL, plain_header),
+            masked(IP_FRAG_OFF, [0x3f, 0xff], true, [0, 0]),
+            is(IP_SADDR, GUEST_IP.octets()),
+            Expr::In { field: IP_DADDR, set: NOWHERE, inside: false },
+            Expr::Jump(guest),
+        ]),
+        arp_request(GATEWAY_MAC),
+        arp_request([0xff; 6]),
+    ];
+    let named = [
+        why(Reason::Spoof, &[is_not(ETHER_SADDR, GUEST_MAC)]),
+        why(Reason::Arp, &[is(ETHER_TYPE, ETHERTYPE_ARP)]),
+        why(Reason::Ipv6, &[is(ETHER_TYPE, ETHERTYPE_IP6)]),
+        why(Reason::Ethertype, &[is_not(ETHER_TYPE, ETHERTYPE_IP)]),
+        why(Reason::Spoof, &[is_not(IP_SADDR, GUEST_IP.octets())]),
+        why(Reason::Destination, &[is_not(ETHER_DADDR, GATEWAY_MAC)]),
+        why(Reason::IpOptions, &[is_not(IP_VERSION_IHL, plain_header)]),
+        why(Reason::Fragment, &[masked(IP_FRAG_OFF, [0x3f, 0xff], false, [0, 0])]),
+        refusal(
+            slot,
+            fence,
+            Reason::Destination,
+            &[
+                Expr::In { field: IP_DADDR, set: NOWHERE, inside: true },
+                is(META_L4PROTO, TCP),
+            ],
+            Expr::RejectReset,
+        ),
+        why(Reason::Destination, &[Expr::In { field: IP_DADDR, set: NOWHERE, inside: true }]),
+        why(Reason::Protocol, &[is_not(META_L4PROTO, TCP), is_not(META_L4PROTO, UDP)]),
+        why(Reason::Malformed, &[]),
+    ];
+    rules.extend(named.into_iter().flatten());
+    rules
+}
+
+/// The guest asks for its gateway, in person, and nothing else.
+fn arp_request(to: [u8; 6]) -> Rule {
+    Rule::new([
+        is(ETHER_TYPE, ETHERTYPE_ARP),
+        is(ETHER_DADDR, to),
+        is(ETHER_SADDR, GUEST_MAC),
+        is(ARP_HTYPE, [0, 1]),
+        is(ARP_PTYPE, ETHERTYPE_IP),
+        is(ARP_HLEN, [6]),
+        is(ARP_PLEN, [4]),
+        is(ARP_OPERATION, [0, 1]),
+        is(ARP_SADDR_ETHER, GUEST_MAC),
+        is(ARP_SADDR_IP, GUEST_IP.octets()),
+        is(ARP_DADDR_IP, GATEWAY_IP.octets()),
+        Expr::Accept,
+    ])
+}
+
+/// What is left of it: whole IPv4 packets of the guest to an address outside. Here it gets the
+/// slot's address; errors are answered before that, or the guest would not know them as its own.
+fn guest_rules(slot: Slot, fence: &SlotFence) -> Vec<Rule> {
+    let admit = [rewrite(IP_SADDR, slot.address()), Expr::Accept];
+    let opening = |equal| {
+        [is(META_L4PROTO, TCP), masked(TCP_FLAG_BITS, [0x12], equal, [0x02])]
+    };
+    let rate = Expr::Limit { rate: fence.syn_rate, burst: fence.syn_burst };
+    let dport = |port: u16| [is(META_L4PROTO, UDP), is(UDP_DPORT, port.to_be_bytes())];
+    let whole = [is(META_PROTOCOL, ETHERTYPE_IP), is(META_L4PROTO, UDP)];
+    let quic = [&whole[..], &[is(UDP_DPORT, QUIC_PORT.to_be_bytes())]].concat();
+    let mut rules = vec![
+        Rule::new([&opening(false)[..], &admit].concat()),
+        Rule::new([&opening(true)[..], &[rate], &admit].concat()),
+        Rule::new([&dport(DNS_PORT)[..], &admit].concat()),
+    ];
+    let named = [
+        refusal(slot, fence, Reason::SynRate, &opening(true), Expr::Drop),
+        refusal(slot, fence, Reason::Quic, &quic, Expr::RejectProhibited),
+        refusal(slot, fence, Reason::Udp, &whole, Expr::RejectProhibited),
+    ];
+    rules.extend(named.into_iter().flatten());
+    rules
+}
+
+/// Everything towards the guest leaves here: answers to its slot's address, errors whose quoted
+/// packet must be the guest's own again, and what the chains above refuse with.
+fn out_rules(slot: Slot) -> Vec<Rule> {
+    let ours = slot.address().octets();
+    let ip = || is(ETHER_TYPE, ETHERTYPE_IP);
+    let to_slot = || is(IP_DADDR, ours);
+    let to_guest = || is(IP_DADDR, GUEST_IP.octets());
+    let deliver = || [rewrite(IP_DADDR, GUEST_IP), Expr::Accept];
+    let mut rules =
+        vec![Rule::new([&[ip(), is_not(IP_PROTOCOL, ICMP), to_slot()][..], &deliver()].concat())];
+    rules.extend([3, 11, 12].map(|icmp_type| {
+        Rule::new([
+            ip(),
+            to_slot(),
+            is(META_L4PROTO, ICMP),
+            is(ICMP_TYPE, [icmp_type]),
+            is(ICMP_QUOTED_SADDR, ours),
+            Expr::Write {
+                field: ICMP_QUOTED_SADDR,
+                value: GUEST_IP.octets(),
+                checksum: QUOTED_CHECKSUM,
+                pseudo_header: false,
+            },
+        ])
+    }));
+    rules.push(Rule::new([&[ip(), to_slot()][..], &deliver()].concat()));
+    rules.push(Rule::new([
+        ip(),
+        to_guest(),
+        is(META_L4PROTO, ICMP),
+        is(ICMP_TYPE, [3]),
+        is(ICMP_CODE, [13]),
+        Expr::Accept,
+    ]));
+    rules.push(Rule::new([
+        ip(),
+        to_guest(),
+        is(META_L4PROTO, TCP),
+        masked(TCP_FLAG_BITS, [0x04], true, [0x04]),
+        Expr::Accept,
+    ]));
+    rules.push(Rule::new([
+        is(ETHER_TYPE, ETHERTYPE_ARP),
+        is(ARP_OPERATION, [0, 2]),
+        is(ARP_SADDR_IP, GATEWAY_IP.octets()),
+        is(ARP_DADDR_IP, GUEST_IP.octets()),
+        Expr::Accept,
+    ]));
+    rules.push(Rule {
+        exprs: vec![Expr::Counter, Expr::Drop],
+        comment: Some(Reason::Stray.tag(slot)),
+    });
+    rules
+}
+
+/// Two rules, so that the counter is exact and the samples are bounded.
+fn refusal(
+    slot: Slot,
+    fence: &SlotFence,
+    reason: Reason,
+    matched: &[Expr],
+    verdict: Expr,
+) -> [Rule; 2] {
+    let tag = reason.tag(slot);
+    let log = Expr::Log { group: fence.nflog_group, snaplen: SNAPLEN, prefix: tag.clone() };
+    [
+        Rule::new([matched, &[SAMPLES, log]].concat()),
+        Rule { exprs: [matched, &[Expr::Counter, verdict]].concat(), comment: Some(tag) },
+    ]
+}
+
+fn rewrite(field: Field, to: Ipv4Addr) -> Expr {
+    Expr::Write { field, value: to.octets(), checksum: IP_CHECKSUM, pseudo_header: true }
+}
+
+/// Where nobody is: this network (RFC 791), loopback, the guest's own link but for its gateway, the
+/// guests' internal range, multicast, reserved and broadcast. Private and metadata addresses are
+/// not among them: those connections reach the router, which refuses them at once, with a record.
+fn nowhere() -> Set {
+    let net = |a, b, c, d, bits: u32| {
+        let first = Ipv4Addr::new(a, b, c, d);
+        (first, Ipv4Addr::from_bits(first.to_bits() | (u32::MAX >> bits)))
+    };
+    let beside_gateway = |n| Ipv4Addr::from_bits(GUEST_IP.to_bits() - 2 + n);
+    let ranges = vec![
+        net(0, 0, 0, 0, 8),
+        net(127, 0, 0, 0, 8),
+        (beside_gateway(0), beside_gateway(0)),
+        (beside_gateway(2), beside_gateway(3)),
+        net(198, 18, 0, 0, 16),
+        net(224, 0, 0, 0, 3),
+    ];
+    Set { name: NOWHERE, ranges }
+}
+
+fn internal_prefix() -> [u8; 2] {
+    let [a, b, ..] = INTERNAL_BASE.octets();
+    [a, b]
+}
+
+/// A whole name of an interface: padded to the 16 bytes that the kernel compares.
+fn interface(name: &str) -> [u8; 16] {
+    let mut padded = [0; 16];
+    padded.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+    padded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_base_reads_as_nftables_text() {
+        insta::assert_snapshot!(base(3128));
+    }
+
+    #[test]
+    fn a_slot_reads_as_nftables_text() {
+        let chains = slot(Slot::new(258).expect("in range"), &SlotFence::new(5));
+        insta::assert_snapshot!(Table { family: Family::Netdev, sets: Vec::new(), chains });
+    }
+
+    #[test]
+    fn every_drop_says_why_and_is_counted() {
+        let at = Slot::new(7).expect("in range");
+        for rule in slot(at, &SlotFence::new(5)).iter().flat_map(|chain| &chain.rules) {
+            let refuses = rule.exprs.iter().any(|expr| {
+                matches!(expr, Expr::Drop | Expr::RejectProhibited | Expr::RejectReset)
+            });
+            let tag = rule.comment.as_deref().and_then(Reason::of_tag);
+            assert_eq!(refuses, tag.is_some_and(|(slot, _)| slot == at), "{rule}");
+            assert_eq!(refuses, rule.exprs.contains(&Expr::Counter), "{rule}");
+        }
+    }
+
+    #[test]
+    fn a_chain_name_leads_back_to_its_slot() {
+        let at = Slot::new(7).expect("in range");
+        assert!(chain_names(at).iter().all(|name| slot_of_chain(name) == Some(at)));
+        assert_eq!(slot_of_chain("pre_pt7"), None);
+        assert_eq!(slot_of_chain("in_pt07"), None);
+    }
+}
