@@ -32,6 +32,7 @@ impl Compiled {
             policies.peek()?;
             let mut index = LayerIndex::empty(wanted);
             policies.for_each(|(_, policy)| index.add(policy));
+            index.ports = merged(std::mem::take(&mut index.ports));
             Some(index)
         };
         let layers = [Layer::Platform, Layer::Tenant, Layer::Sandbox].map(index);
@@ -42,6 +43,15 @@ impl Compiled {
     #[must_use]
     pub fn revision(&self) -> Revision {
         self.revision
+    }
+
+    /// Whether a connection to this port could be let through by some name, whatever it is. If not,
+    /// there is no need to wait for its name.
+    #[must_use]
+    pub fn names_port(&self, port: u16) -> bool {
+        let each = || self.layers.iter().flatten();
+        each().any(|index| index.layer == Layer::Platform && index.names_port(port))
+            || each().all(|index| index.default == Effect::Allow || index.names_port(port))
     }
 
     /// The layers in their order, outermost first; none for an absent one.
@@ -62,6 +72,8 @@ pub(crate) struct LayerIndex {
     nets: HashMap<IpNet, Vec<Clause>>,
     /// The prefix lengths that occur, for IPv4 and IPv6.
     prefixes: [Vec<u8>; 2],
+    /// The ports that allow rules name for names: first and last, in order and disjoint.
+    ports: Vec<(u16, u16)>,
 }
 
 /// The clauses under one name: for the name itself, and for what is below it.
@@ -92,7 +104,13 @@ impl LayerIndex {
             any: Vec::new(),
             nets: HashMap::new(),
             prefixes: [Vec::new(), Vec::new()],
+            ports: Vec::new(),
         }
+    }
+
+    fn names_port(&self, port: u16) -> bool {
+        let below = self.ports.partition_point(|(first, _)| *first <= port);
+        below.checked_sub(1).and_then(|at| self.ports.get(at)).is_some_and(|(_, last)| port <= *last)
     }
 
     fn add(&mut self, policy: &Policy) {
@@ -102,6 +120,11 @@ impl LayerIndex {
         for (index, rule) in policy.rules().iter().enumerate() {
             let conditions = Arc::new(rule.conditions.clone());
             let suffix = suffix(rule);
+            if rule.effect == Effect::Allow
+                && rule.peers.iter().any(|peer| matches!(peer, Peer::Name(_)))
+            {
+                self.ports.extend(conditions.ports.iter().map(|r| (r.first(), r.last())));
+            }
             for peer in &rule.peers {
                 self.insert(
                     peer,
@@ -167,6 +190,19 @@ impl LayerIndex {
             net.and_then(|net| self.nets.get(&net)).into_iter().flatten().for_each(&mut see);
         }
     }
+}
+
+/// Ranges in order, with those that meet made one.
+fn merged(mut ranges: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, kept| {
+        let meet = next.0 <= kept.1.saturating_add(1);
+        if meet {
+            kept.1 = kept.1.max(next.1);
+        }
+        meet
+    });
+    ranges
 }
 
 fn text(index: usize, effect: Effect, peer: &Peer, suffix: &str) -> String {
