@@ -32,16 +32,23 @@ impl Guest {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
+        self.serve(stream, asked, IDLE).await
+    }
+
+    async fn serve<S>(&self, stream: S, asked: SocketAddr, idle: Duration) -> io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut received = BytesMut::new();
         let mut answers = FuturesUnordered::new();
-        let mut idle_at = Instant::now() + IDLE;
+        let mut idle_at = Instant::now() + idle;
         let mut open = true;
         loop {
             while answers.len() < PIPELINE
                 && let Some(query) = next_message(&mut received)?
             {
-                idle_at = Instant::now() + IDLE;
+                idle_at = Instant::now() + idle;
                 answers.push(async move { self.answer(&query, asked, Transport::Tcp).await });
             }
             if !open && answers.is_empty() {
@@ -50,7 +57,7 @@ impl Guest {
             tokio::select! {
                 Some(answer) = answers.next() => {
                     if let Some(framed) = answer.and_then(framed) {
-                        timeout(IDLE, writer.write_all(&framed)).await??;
+                        timeout(idle, writer.write_all(&framed)).await??;
                     }
                 }
                 read = reader.read_buf(&mut received), if open && answers.len() < PIPELINE => {
@@ -84,8 +91,57 @@ fn framed(answer: Vec<u8>) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
+
+    use policy::{OwnAddresses, PolicyHandle, Slot, Subject, Trail};
     use proptest::prelude::*;
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::pins::Pins;
+    use crate::resolver::{Resolver, ResolverConfig};
+
+    const ASKED: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(policy::net::GATEWAY_IP), 53);
+    const SHORT: Duration = Duration::from_millis(200);
+
+    /// A guest that may ask for nothing.
+    fn guest() -> Guest {
+        let subject = Arc::new(Subject {
+            sandbox: "s".parse().expect("name"),
+            tenant: "t".parse().expect("name"),
+            incarnation: 1,
+            slot: Slot::new(1).expect("slot"),
+        });
+        let upstreams = vec![ASKED];
+        let resolver = Resolver::new(ResolverConfig { upstreams, ..ResolverConfig::default() });
+        let (pins, own) = (Arc::new(Pins::new(1)), OwnAddresses::default());
+        let trail = Trail::bounded(1).0;
+        let resolver = resolver.expect("resolver");
+        Guest::new(subject, PolicyHandle::default(), pins, own, resolver, trail)
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_sends_no_whole_question_is_let_go() {
+        for bytes in [&[][..], &[0, 40, 1, 2, 3]] {
+            let (mut client, server) = duplex(64);
+            client.write_all(bytes).await.expect("write");
+            let start = Instant::now();
+            guest().serve(server, ASKED, SHORT).await.expect("idle is no error");
+            assert!(start.elapsed() >= SHORT);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_takes_no_answers_is_let_go() {
+        let (mut client, server) = duplex(128);
+        // For the root, type A: denied and answered, with 90 bytes and more.
+        let query = b"\0\x11\xab\xcd\x01\0\0\x01\0\0\0\0\0\0\0\0\x01\0\x01";
+        let guest = guest();
+        let flood = async { while client.write_all(query).await.is_ok() {} };
+        let serve = async { guest.serve(server, ASKED, SHORT).await };
+        let (served, ()) = tokio::join!(serve, flood);
+        assert_eq!(served.expect_err("stuck").kind(), io::ErrorKind::TimedOut);
+    }
 
     proptest! {
         #[test]

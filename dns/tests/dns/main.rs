@@ -1,0 +1,9 @@
+//! The dns room against an upstream on loopback that says what a test tells it to, and remembers
+//! what it was asked: the oracle of every claim that something was not asked.
+
+mod guest;
+mod malformed;
+mod resolver;
+mod stream;
+mod upstream;
+mod world;
