@@ -143,7 +143,7 @@ mod tests {
         ) {
             let owner = |n: usize| if n == 0 { "q.example.".to_owned() } else { format!("n{n}.example.") };
             let records: Vec<_> = edges.iter().map(|&(from, to, alias)| {
-                if alias { cname(&owner(from), &owner(to), 60) } else { a(&owner(from), from as u8, 60) }
+                if alias { cname(&owner(from), &owner(to), 60) } else { a(&owner(from), u8::try_from(from).expect("small"), 60) }
             }).collect();
             // The oracle: every name that some path of aliases reaches.
             let mut reached = vec![0];

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
@@ -97,7 +97,13 @@ struct Known {
 struct Upstream {
     address: SocketAddr,
     client: TokioResolver,
-    aside_until: Mutex<Option<Instant>>,
+    health: Mutex<Health>,
+}
+
+#[derive(Default)]
+struct Health {
+    answered: Option<Instant>,
+    aside_until: Option<Instant>,
 }
 
 impl Resolver {
@@ -148,6 +154,7 @@ impl Shared {
         let mut last = NetError::NoConnections;
         for _ in 0..self.attempts {
             for upstream in self.in_turn() {
+                let asked = Instant::now();
                 let error = match upstream.client.lookup(name.clone(), family.record_type()).await {
                     Ok(lookup) => {
                         upstream.answered();
@@ -171,7 +178,7 @@ impl Shared {
                     }
                 }
                 if let NetError::Timeout | NetError::Io(_) | NetError::NoConnections = error {
-                    upstream.set_aside(&error);
+                    upstream.unanswered(asked, &error);
                 }
                 last = error;
             }
@@ -211,24 +218,31 @@ impl Upstream {
         options.max_active_requests = 1024;
         let client =
             builder.build().map_err(|source| Error::Client { upstream: address, source })?;
-        Ok(Self { address, client, aside_until: Mutex::default() })
+        Ok(Self { address, client, health: Mutex::default() })
     }
 
     fn is_aside(&self, now: Instant) -> bool {
-        let until = *self.aside_until.lock().unwrap_or_else(PoisonError::into_inner);
-        until.is_some_and(|until| until > now)
+        self.health().aside_until.is_some_and(|until| until > now)
     }
 
     fn answered(&self) {
-        *self.aside_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.health() = Health { answered: Some(Instant::now()), aside_until: None };
     }
 
-    fn set_aside(&self, error: &NetError) {
-        let until = Instant::now() + SET_ASIDE;
-        let before = self.aside_until.lock().unwrap_or_else(PoisonError::into_inner).replace(until);
-        if before.is_none() {
+    /// It did not answer what it was asked at `asked`. If it answered anything since, it is the
+    /// name that is dead, which a guest may have chosen, and not the upstream.
+    fn unanswered(&self, asked: Instant, error: &NetError) {
+        let mut health = self.health();
+        if health.answered.is_some_and(|answered| answered >= asked) {
+            return;
+        }
+        if health.aside_until.replace(Instant::now() + SET_ASIDE).is_none() {
             tracing::warn!(upstream = %self.address, %error, "upstream resolver set aside");
         }
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

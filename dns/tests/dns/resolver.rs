@@ -82,6 +82,28 @@ async fn an_upstream_that_answers_with_an_error_is_passed_over_but_not_set_aside
 }
 
 #[tokio::test]
+async fn a_name_that_gets_no_answer_does_not_set_aside_an_upstream_that_answers_others() {
+    let first = Upstream::start(|query| match query.name().to_ascii().starts_with("dead") {
+        true => Said::silence(),
+        false => Said::records([address(&query.name().to_ascii(), "93.184.216.34", 60)]),
+    })
+    .await;
+    let second = Upstream::with(&["93.184.216.35"]).await;
+    let resolver = resolver(&[&first, &second]);
+    let (dead, one) = (host("dead.example.com"), host("one.example.com"));
+    let others = async {
+        while first.asked().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        resolver.addresses(&one, Family::V4).await.expect("answer")
+    };
+    let (dead, _) = tokio::join!(resolver.addresses(&dead, Family::V4), others);
+    assert!(dead.is_ok(), "the second upstream knows it");
+    let two = resolver.addresses(&host("two.example.com"), Family::V4).await.expect("answer");
+    assert_eq!(two.addresses, ["93.184.216.34".parse::<std::net::IpAddr>().expect("address")]);
+}
+
+#[tokio::test]
 async fn silence_everywhere_ends_at_the_timeout_and_is_not_asked_again_at_once() {
     let dead = Upstream::start(|_| Said::silence()).await;
     let resolver = resolver(&[&dead]);
@@ -105,7 +127,7 @@ async fn absence_is_remembered_and_told_apart() {
     .await;
     let resolver = resolver(&[&upstream]);
     for _ in 0..3 {
-        let absent = resolver.addresses(&host("absent.example.com"), Family::V4).await;
+        let absent = resolver.addresses(&host("absent_1.example.com"), Family::V4).await;
         assert!(matches!(absent, Err(Error::NoSuchName { .. })), "{absent:?}");
         let empty = resolver.addresses(&host("empty.example.com"), Family::V6).await;
         assert!(matches!(empty, Err(Error::NoAddresses { family: Family::V6, .. })), "{empty:?}");
