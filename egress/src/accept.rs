@@ -1,1 +1,76 @@
-//! (being written)
+//! Who is speaking, and to where: the listeners of one slot.
+//!
+//! Identity is the device a listener is bound to, never an address. One listener a slot, so that a
+//! full accept queue is one guest's own. Must be made inside the guests' world.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use policy::Slot;
+use policy::net::GATEWAY_IP;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Connections that wait to be accepted; further ones are retried by the guest's kernel.
+const BACKLOG: i32 = 1024;
+/// Pause after the process has run out of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A connection of a guest.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    /// It.
+    pub(crate) stream: TcpStream,
+    /// Where the guest aimed: the address it connected to, which is not ours.
+    pub(crate) destination: SocketAddr,
+}
+
+/// The TCP listener to which the fence diverts the connections of one slot.
+///
+/// # Errors
+/// Those of the socket calls; `ENODEV` when the tap does not exist in the calling thread's world.
+pub(crate) fn listener(slot: Slot, port: u16) -> io::Result<std::net::TcpListener> {
+    let socket = facing(slot, Type::STREAM, Protocol::TCP)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SocketAddrV4::new(Ipv4Addr::LOCALHOST, port).into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// A socket from which a port of the guest in this slot can be connected to. Transparent, because
+/// the divert rule only leaves a connection alone whose socket is.
+pub(crate) fn caller(slot: Slot) -> io::Result<std::net::TcpStream> {
+    let socket = facing(slot, Type::STREAM, Protocol::TCP)?;
+    socket.bind(&SocketAddrV4::new(GATEWAY_IP, 0).into())?;
+    Ok(socket.into())
+}
+
+/// A non-blocking socket that sends and receives on this slot's tap only, with any local address.
+pub(crate) fn facing(slot: Slot, kind: Type, protocol: Protocol) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, kind, Some(protocol))?;
+    socket.set_nonblocking(true)?;
+    socket.set_ip_transparent_v4(true)?;
+    socket.bind_device(Some(slot.tap().as_bytes()))?;
+    Ok(socket)
+}
+
+/// The next connection. Errors of one connection, and of a process without descriptors left, are
+/// waited out; there is nothing else that accept can fail with on a listener that stays open.
+pub(crate) async fn next(listener: &TcpListener) -> Incoming {
+    loop {
+        match listener.accept().await.and_then(|(stream, _)| {
+            let destination = stream.local_addr()?;
+            stream.set_nodelay(true)?;
+            Ok(Incoming { stream, destination })
+        }) {
+            Ok(incoming) => return incoming,
+            Err(error) if error.raw_os_error() == Some(Errno::ECONNABORTED as i32) => {}
+            Err(error) => {
+                tracing::warn!(%error, "accept");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}

@@ -1,1 +1,245 @@
-//! (being written)
+//! The only place that opens a connection to the outside.
+//!
+//! It needs a permit, resolves the judged name itself, has every address judged before it is
+//! dialled, and binds the sandbox's egress address. It never dials an address of this host, and
+//! never one that the guest chose unless an address rule names it.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use dns::{Family, Resolver};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use nix::sys::socket::{setsockopt, sockopt};
+use policy::judge::Target;
+use policy::{Code, Compiled, Denial, Dialable, Host, OwnAddresses, Permit};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{sleep, timeout};
+
+use crate::refuse::Refusal;
+
+/// Between two attempts (RFC 8305, section 5: Connection Attempt Delay).
+const STAGGER: Duration = Duration::from_millis(250);
+/// How long IPv4 waits for IPv6 answers (RFC 8305, section 3: Resolution Delay).
+const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
+/// Addresses of one name that are tried.
+const ATTEMPTS: usize = 8;
+/// Quiet time after which the far side is probed.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Dials for one sandbox.
+#[derive(Clone, Debug)]
+pub(crate) struct Dialer {
+    resolver: Resolver,
+    own: OwnAddresses,
+    v4: Option<Ipv4Addr>,
+    v6: Option<Ipv6Addr>,
+    patience: Duration,
+}
+
+/// A connection to the outside.
+#[derive(Debug)]
+pub(crate) struct Dialed {
+    /// It.
+    pub(crate) stream: TcpStream,
+    /// Where to.
+    pub(crate) remote: SocketAddr,
+    /// From where: the egress address, and the port the kernel chose.
+    pub(crate) egress: SocketAddr,
+}
+
+impl Dialer {
+    /// A dialer that leaves from these addresses, the first of each family.
+    pub(crate) fn new(
+        resolver: Resolver,
+        own: OwnAddresses,
+        egress: &[IpAddr],
+        patience: Duration,
+    ) -> Self {
+        let v4 =
+            egress.iter().find_map(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None });
+        let v6 =
+            egress.iter().find_map(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None });
+        Self { resolver, own, v4, v6, patience }
+    }
+
+    /// Opens the connection a permit is for (RFC 8305, within the families that the sandbox has an
+    /// egress address of).
+    pub(crate) async fn dial(&self, policy: &Compiled, permit: &Permit) -> Result<Dialed, Refusal> {
+        let because = |code| Refusal::because(code, permit.revision());
+        if self.v4.is_none() && self.v6.is_none() {
+            return Err(because(Code::EgressIpUnavailable));
+        }
+        let addresses = match permit.target() {
+            Target::Address(address) => vec![*address],
+            Target::Name(name) => self
+                .resolve(name)
+                .await
+                .map_err(|error| because(Code::Unresolvable).detailed(error))?,
+        };
+        let mut denial = None;
+        let mut dialable = Vec::new();
+        for address in addresses {
+            match self.judge(policy, permit, address) {
+                Ok(one) if dialable.len() < ATTEMPTS => dialable.push(one),
+                Ok(_) => break,
+                Err(why) => denial = Some(why),
+            }
+        }
+        if dialable.is_empty() {
+            return Err(denial.map_or_else(|| because(Code::Unresolvable), Refusal::from));
+        }
+        race(dialable, |one| self.connect(one)).await.map_err(|error| {
+            let code = if error.kind() == io::ErrorKind::AddrNotAvailable {
+                Code::EgressIpUnavailable
+            } else {
+                Code::UpstreamUnreachable
+            };
+            because(code).detailed(error)
+        })
+    }
+
+    /// Whatever a rule says, this host is not a far side.
+    fn judge(
+        &self,
+        policy: &Compiled,
+        permit: &Permit,
+        address: IpAddr,
+    ) -> Result<Dialable, Denial> {
+        let ours = address.is_loopback() || address.is_unspecified() || self.own.contains(address);
+        if ours {
+            return Err(Denial::because(Code::PrivateAddress, permit.revision()));
+        }
+        policy.judge_address(permit, address, &self.own)
+    }
+
+    /// Addresses of a name, families alternating, IPv6 first (RFC 8305, section 4).
+    async fn resolve(&self, name: &Host) -> Result<Vec<IpAddr>, dns::Error> {
+        let ask = async |family| {
+            self.resolver.addresses(name, family).await.map(|answer| answer.addresses.clone())
+        };
+        match (self.v4, self.v6) {
+            (_, None) => ask(Family::V4).await,
+            (None, _) => ask(Family::V6).await,
+            _ => {
+                let mut v6 = Box::pin(ask(Family::V6));
+                let mut v4 = Box::pin(ask(Family::V4));
+                let (v6, v4) = tokio::select! {
+                    six = &mut v6 => (six, v4.await),
+                    four = &mut v4 => match (four, timeout(RESOLUTION_DELAY, &mut v6).await) {
+                        (four @ Ok(_), Err(_)) => (Ok(Vec::new()), four),
+                        (four, Err(_)) => (v6.await, four),
+                        (four, Ok(six)) => (six, four),
+                    },
+                };
+                match (v6, v4) {
+                    (Err(_), Err(error)) => Err(error),
+                    (v6, v4) => Ok(alternate(v6.unwrap_or_default(), v4.unwrap_or_default())),
+                }
+            }
+        }
+    }
+
+    async fn connect(&self, to: Dialable) -> io::Result<Dialed> {
+        let to = to.address();
+        let from = match to.ip() {
+            IpAddr::V4(_) => self.v4.map(IpAddr::from),
+            IpAddr::V6(_) => self.v6.map(IpAddr::from),
+        };
+        let from = from.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // The port is chosen at connect, when the far side is known, so that 28,000 ports are
+        // 28,000 connections to each far side and not in all. An address we do not have is an error
+        // here already: no free bind, no transparency.
+        setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
+        socket.bind(SocketAddr::new(from, 0))?;
+        socket.set_nodelay(true)?;
+        let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
+        SockRef::from(&socket).set_tcp_keepalive(&probes)?;
+        let stream = timeout(self.patience, socket.connect(to))
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        let egress = stream.local_addr()?;
+        Ok(Dialed { stream, remote: to, egress })
+    }
+}
+
+/// Starts one attempt after the other, the next as soon as one fails or has taken its time; the
+/// first to succeed wins and the others are dropped.
+async fn race<A, T, F>(targets: Vec<A>, attempt: impl Fn(A) -> F) -> io::Result<T>
+where
+    F: Future<Output = io::Result<T>>,
+{
+    let mut targets = targets.into_iter();
+    let mut open = FuturesUnordered::new();
+    let mut failed = io::Error::from(io::ErrorKind::NotFound);
+    loop {
+        open.extend(targets.next().map(&attempt));
+        let more = targets.len() > 0;
+        tokio::select! {
+            ended = open.next() => match ended {
+                Some(Ok(won)) => return Ok(won),
+                Some(Err(error)) => failed = error,
+                None => return Err(failed),
+            },
+            () = sleep(STAGGER), if more => {}
+        }
+    }
+}
+
+fn alternate(first: Vec<IpAddr>, second: Vec<IpAddr>) -> Vec<IpAddr> {
+    let (mut first, mut second) = (first.into_iter(), second.into_iter());
+    let mut all = Vec::with_capacity(first.len() + second.len());
+    while first.len() + second.len() > 0 {
+        all.extend(first.next());
+        all.extend(second.next());
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Attempts that end after a while with success or not.
+    async fn outcome((id, after, ok): (u8, u64, bool)) -> io::Result<u8> {
+        sleep(Duration::from_millis(after)).await;
+        if ok { Ok(id) } else { Err(io::ErrorKind::ConnectionRefused.into()) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_address_costs_one_stagger_and_a_refusing_one_nothing() {
+        let begun = Instant::now();
+        let won = race(vec![(1, 60_000, false), (2, 10, true)], outcome).await.expect("the second");
+        assert_eq!((won, begun.elapsed()), (2, Duration::from_millis(260)));
+
+        let begun = Instant::now();
+        let won = race(vec![(1, 5, false), (2, 10, true)], outcome).await.expect("the second");
+        assert_eq!((won, begun.elapsed()), (2, Duration::from_millis(15)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_all_fail_the_last_failure_is_told() {
+        let error = race(vec![(1, 5, false), (2, 900, false)], outcome).await.expect_err("none");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_first_address_still_wins_when_it_is_first_to_answer() {
+        let won = race(vec![(1, 300, true), (2, 400, true)], outcome).await.expect("the first");
+        assert_eq!(won, 1);
+    }
+
+    #[test]
+    fn families_alternate() {
+        let [a, b, c] = [1, 2, 3].map(|n| IpAddr::from([203, 0, 113, n]));
+        let six = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        assert_eq!(alternate(vec![six], vec![a, b, c]), [six, a, b, c]);
+        assert_eq!(alternate(vec![], vec![a]), [a]);
+    }
+}

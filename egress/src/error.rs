@@ -61,6 +61,40 @@ pub enum Error {
     /// Nothing is attached to this slot.
     #[error("no sandbox is attached to slot {0}")]
     Vacant(Slot),
+    /// The slot is taken.
+    #[error("a sandbox is attached to slot {0} already")]
+    Occupied(Slot),
+    /// Traffic leaves from one address of a family, and the choice is not ours.
+    #[error("slot {0} was given more than one egress address of a family")]
+    EgressAddresses(Slot),
+    /// A socket that faces a guest could not be made.
+    #[error("cannot make the {what} of slot {slot}")]
+    Socket {
+        /// Which.
+        what: &'static str,
+        /// Whose.
+        slot: Slot,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// A port of a guest cannot be connected to.
+    #[error("cannot connect to port {port} of the guest in slot {slot}")]
+    Connect {
+        /// The guest.
+        slot: Slot,
+        /// Its port.
+        port: u16,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// There are as many connections to the guest as there may be.
+    #[error("too many connections to the guest in slot {0} are open")]
+    Busy(Slot),
+    /// The runtime ended while a slot was being changed.
+    #[error("the change of slot {0} was interrupted")]
+    Interrupted(Slot),
     /// The netfilter socket failed.
     #[error("cannot {0} the netfilter socket")]
     Netfilter(&'static str, #[source] io::Error),
@@ -99,6 +133,8 @@ impl Error {
             Self::Namespace { source, .. }
             | Self::Sysctl { source, .. }
             | Self::Netfilter(_, source)
+            | Self::Socket { source, .. }
+            | Self::Connect { source, .. }
             | Self::Refused { source, .. } => source.raw_os_error(),
             Self::Link { source: rtnetlink::Error::NetlinkError(message), .. } => {
                 Some(-message.raw_code())

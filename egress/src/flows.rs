@@ -1,6 +1,21 @@
 //! The open connections of one sandbox: what they were judged by, and how they are cut.
 //!
 //! A connection is registered before it is judged, so that a revocation in between cannot miss it.
+//! Never more than the cap: registering over it fails.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use policy::judge::Target;
+use policy::{Compiled, Denial, Evidence, Flow as Judgeable, Host, OwnAddresses, Permit};
+use policy::{Protocol, Verdict};
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use crate::meter::Meter;
 
 /// What judging the open connections again did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,4 +24,272 @@ pub struct Rejudged {
     pub checked: usize,
     /// Of these, those that were cut.
     pub cut: usize,
+}
+
+/// Why a connection was cut from our side.
+#[derive(Clone, Debug)]
+pub(crate) enum Cut {
+    /// Its slot was detached.
+    Detached,
+    /// The policy in force now denies it.
+    Denied(Denial),
+}
+
+/// What a connection is judged by, owned, so that it can be judged again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Basis {
+    /// A ClientHello.
+    Tls { sni: Host, ech: bool },
+    /// A request in clear.
+    Request { authority: Host, method: String, path: String },
+    /// The names this sandbox was told for the address.
+    Pinned(Vec<Host>),
+    /// No name.
+    Address,
+}
+
+impl Basis {
+    /// What it is called in the audit.
+    pub(crate) fn protocol(&self) -> &'static str {
+        match self {
+            Self::Tls { .. } => "tls",
+            Self::Request { .. } => "http",
+            Self::Pinned(_) | Self::Address => "tcp",
+        }
+    }
+
+    /// Judges it by a policy, towards where the guest aimed.
+    pub(crate) fn judge(&self, policy: &Compiled, destination: SocketAddr) -> Verdict {
+        policy.judge(&Judgeable {
+            protocol: Protocol::Tcp,
+            port: destination.port(),
+            destination: Some(destination.ip()),
+            evidence: match self {
+                Self::Tls { sni, ech } => Evidence::Tls { sni, ech: *ech },
+                Self::Request { authority, method, path } => {
+                    Evidence::Request { authority, method, path }
+                }
+                Self::Pinned(names) => Evidence::Pinned(names),
+                Self::Address => Evidence::Address,
+            },
+        })
+    }
+}
+
+/// What an open connection was let through by.
+#[derive(Clone, Debug)]
+pub(crate) struct Judged {
+    /// What was judged.
+    pub(crate) basis: Basis,
+    /// Where the guest aimed.
+    pub(crate) destination: SocketAddr,
+    /// Whom it was let through to.
+    pub(crate) target: Target,
+    /// Where we dialled, once we have.
+    pub(crate) dialed: Option<SocketAddr>,
+}
+
+impl Judged {
+    /// Judges it again: the permit by which it may stay open.
+    pub(crate) fn again(&self, policy: &Compiled, own: &OwnAddresses) -> Result<Permit, Denial> {
+        let permit = match self.basis.judge(policy, self.destination) {
+            Verdict::Pass(permit) => permit,
+            Verdict::Deny(denial) | Verdict::Undecidable(denial) => return Err(denial),
+        };
+        if *permit.target() != self.target {
+            return Err(Denial::because(policy::Code::PolicyChanged, policy.revision()));
+        }
+        match self.dialed {
+            Some(dialed) => policy.judge_address(&permit, dialed.ip(), own).map(|_| permit),
+            None => Ok(permit),
+        }
+    }
+}
+
+/// The connections of one attached slot.
+#[derive(Debug)]
+pub(crate) struct Flows {
+    cap: usize,
+    meter: Meter,
+    table: Mutex<Table>,
+    emptied: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    open: HashMap<u64, Arc<Entry>>,
+    shut: bool,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    judged: Mutex<Option<Judged>>,
+    cut: OnceLock<Cut>,
+    signal: CancellationToken,
+}
+
+/// One registered connection; forgotten when dropped.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    id: u64,
+    entry: Arc<Entry>,
+    flows: Arc<Flows>,
+}
+
+/// Numbers of connections: unique on this node across restarts, and exact in a JSON number.
+static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    AtomicU64::new(u64::try_from(since.as_micros()).unwrap_or(1))
+});
+
+impl Flows {
+    /// An empty register that takes `cap` connections.
+    pub(crate) fn new(cap: usize, meter: Meter) -> Arc<Self> {
+        Arc::new(Self { cap, meter, table: Mutex::default(), emptied: Notify::new() })
+    }
+
+    /// Registers a connection; none over the cap, or once the register is shut.
+    pub(crate) fn register(self: &Arc<Self>) -> Option<Flow> {
+        let mut table = lock(&self.table);
+        if table.shut || table.open.len() >= self.cap {
+            return None;
+        }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let entry = Arc::<Entry>::default();
+        table.open.insert(id, Arc::clone(&entry));
+        self.meter.opened();
+        Some(Flow { id, entry, flows: Arc::clone(self) })
+    }
+
+    /// Judges every connection again that was let through, and cuts those that are denied now.
+    pub(crate) fn rejudge(&self, policy: &Compiled, own: &OwnAddresses) -> Rejudged {
+        let mut done = Rejudged::default();
+        for entry in lock(&self.table).open.values() {
+            let Some(judged) = lock(&entry.judged).clone() else { continue };
+            done.checked += 1;
+            if let Err(denial) = judged.again(policy, own) {
+                done.cut += usize::from(entry.cut(Cut::Denied(denial)));
+            }
+        }
+        done
+    }
+
+    /// Takes no more connections and cuts those that are open; says how many.
+    pub(crate) fn shut(&self) -> usize {
+        let mut table = lock(&self.table);
+        table.shut = true;
+        table.open.values().filter(|entry| entry.cut(Cut::Detached)).count()
+    }
+
+    /// Returns once no connection is registered.
+    pub(crate) async fn empty(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if lock(&self.table).open.is_empty() {
+                return;
+            }
+            emptied.await;
+        }
+    }
+}
+
+impl Entry {
+    /// Whether this call is the one that cut it.
+    fn cut(&self, why: Cut) -> bool {
+        let first = self.cut.set(why).is_ok();
+        self.signal.cancel();
+        first
+    }
+}
+
+impl Flow {
+    /// The number that joins its audit records.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Notes what it was let through by, or that nothing of it is let through at the moment.
+    pub(crate) fn note(&self, judged: Option<Judged>) {
+        *lock(&self.entry.judged) = judged;
+    }
+
+    /// Waits until it is cut.
+    pub(crate) async fn cut(&self) -> Cut {
+        self.entry.signal.cancelled().await;
+        self.entry.cut.get().cloned().unwrap_or(Cut::Detached)
+    }
+
+    /// Why it was cut, if it was.
+    pub(crate) fn was_cut(&self) -> Option<&Cut> {
+        self.entry.cut.get()
+    }
+
+    /// The same wait as [`Flow::cut`], as a value that can be kept.
+    pub(crate) fn signal(&self) -> WaitForCancellationFutureOwned {
+        self.entry.signal.clone().cancelled_owned()
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let mut table = lock(&self.flows.table);
+        table.open.remove(&self.id);
+        self.flows.meter.closed();
+        if table.open.is_empty() {
+            self.flows.emptied.notify_waiters();
+        }
+    }
+}
+
+/// A panic elsewhere does not make a register unreadable: its values are whole at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cap_holds_and_a_dropped_flow_makes_room() {
+        let meter = Meter::new();
+        let flows = Flows::new(2, meter.clone());
+        let first = flows.register().expect("room");
+        let second = flows.register().expect("room");
+        assert!(flows.register().is_none());
+        assert_ne!(first.id(), second.id());
+        drop(first);
+        assert_eq!(meter.open(), 1);
+        assert!(flows.register().is_some());
+    }
+
+    #[tokio::test]
+    async fn shutting_cuts_what_is_open_and_takes_nothing_more() {
+        let flows = Flows::new(8, Meter::new());
+        let flow = flows.register().expect("room");
+        assert_eq!(flows.shut(), 1);
+        assert_eq!(flows.shut(), 0, "a second shut cuts nothing");
+        assert!(matches!(flow.cut().await, Cut::Detached));
+        assert!(flows.register().is_none());
+        drop(flow);
+        flows.empty().await;
+    }
+
+    #[test]
+    fn only_connections_that_were_let_through_are_judged_again() {
+        let flows = Flows::new(8, Meter::new());
+        let sniffing = flows.register().expect("room");
+        let open = flows.register().expect("room");
+        let sni = Host::parse("api.example.com").expect("a name");
+        open.note(Some(Judged {
+            basis: Basis::Tls { sni: sni.clone(), ech: false },
+            destination: SocketAddr::from(([203, 0, 113, 5], 443)),
+            target: Target::Name(sni),
+            dialed: None,
+        }));
+        let done = flows.rejudge(&Compiled::default(), &OwnAddresses::default());
+        assert_eq!(done, Rejudged { checked: 1, cut: 1 });
+        assert!(matches!(open.was_cut(), Some(Cut::Denied(_))));
+        assert!(sniffing.was_cut().is_none());
+    }
 }

@@ -1,1 +1,129 @@
-//! (being written)
+//! One attached sandbox as its connections see it: who it is, by what it is judged, how it gets out.
+//!
+//! The steps that every way out shares are here, each alone; in which order they come is known to
+//! `conn` for connections and to `http` for requests.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use dns::Pins;
+use policy::audit::{AuditRecord, Kind, Outcome};
+use policy::judge::Target;
+use policy::{Compiled, Host, OwnAddresses, Permit, PolicyHandle, Subject, Trail, Verdict};
+
+use crate::dial::Dialer;
+use crate::flows::{Basis, Flow, Flows, Judged};
+use crate::limits::Limits;
+use crate::meter::Meter;
+use crate::refuse::{self, Refusal};
+use crate::tunnel::Pool;
+
+/// An attached sandbox.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(crate) subject: Arc<Subject>,
+    pub(crate) policy: PolicyHandle,
+    pub(crate) own: OwnAddresses,
+    pub(crate) pins: Arc<Pins>,
+    pub(crate) dns: Arc<dns::Guest>,
+    pub(crate) dialer: Dialer,
+    pub(crate) flows: Arc<Flows>,
+    pub(crate) meter: Meter,
+    pub(crate) limits: Limits,
+    pub(crate) pool: Pool,
+    pub(crate) trail: Trail,
+}
+
+/// What was let through, and by which policy.
+#[derive(Clone, Debug)]
+pub(crate) struct Passed {
+    pub(crate) permit: Permit,
+    pub(crate) policy: Arc<Compiled>,
+    pub(crate) judged: Judged,
+}
+
+impl Guest {
+    /// The names this sandbox was told for an address.
+    pub(crate) fn told(&self, address: IpAddr) -> Vec<Host> {
+        self.pins.names(address)
+    }
+
+    /// Judges by the policy in force now and notes on the flow what was let through.
+    pub(crate) fn judge(
+        &self,
+        flow: &Flow,
+        basis: Basis,
+        destination: SocketAddr,
+    ) -> Result<Passed, Refusal> {
+        let policy = self.policy.load();
+        match basis.judge(&policy, destination) {
+            Verdict::Pass(permit) => {
+                let target = permit.target().clone();
+                let judged = Judged { basis, destination, target, dialed: None };
+                flow.note(Some(judged.clone()));
+                Ok(Passed { permit, policy, judged })
+            }
+            Verdict::Deny(denial) | Verdict::Undecidable(denial) => Err(denial.into()),
+        }
+    }
+
+    /// Notes where was dialled, and judges again when the policy has moved since: a write that came
+    /// before this note did not see the connection, one that comes after does.
+    pub(crate) fn confirm(
+        &self,
+        flow: &Flow,
+        passed: &mut Passed,
+        dialed: SocketAddr,
+    ) -> Result<(), Refusal> {
+        passed.judged.dialed = Some(dialed);
+        flow.note(Some(passed.judged.clone()));
+        let now = self.policy.load();
+        if !Arc::ptr_eq(&now, &passed.policy) {
+            passed.permit = passed.judged.again(&now, &self.own)?;
+            passed.policy = now;
+        }
+        Ok(())
+    }
+
+    /// A record about this sandbox and one of its connections.
+    pub(crate) fn record(&self, kind: Kind, outcome: Outcome, to: SocketAddr) -> AuditRecord {
+        let mut record = AuditRecord::new(SystemTime::now(), kind, outcome).about(&self.subject);
+        record.destination = Some(to);
+        record
+    }
+
+    /// A record of what was let through, with the addresses at both ends of our own connection.
+    pub(crate) fn passed(
+        &self,
+        kind: Kind,
+        flow: &Flow,
+        passed: &Passed,
+        egress: SocketAddr,
+    ) -> AuditRecord {
+        let Passed { permit, judged, .. } = passed;
+        let mut record = self.record(kind, Outcome::Allow, judged.destination);
+        record.flow = Some(flow.id());
+        record.protocol = Some(judged.basis.protocol().to_owned());
+        record.name = match (permit.target(), &judged.basis) {
+            (Target::Name(host), _)
+            | (_, Basis::Tls { sni: host, .. } | Basis::Request { authority: host, .. }) => {
+                Some(host.as_str().to_owned())
+            }
+            _ => None,
+        };
+        record.dialed = judged.dialed;
+        record.egress = Some(egress);
+        record.layer = Some(permit.layer().as_str().to_owned());
+        record.rule = Some(permit.rule().to_owned());
+        record.revision = Some(permit.revision());
+        record
+    }
+
+    /// A record of a refusal.
+    pub(crate) fn refused(&self, kind: Kind, refusal: &Refusal, to: SocketAddr) -> AuditRecord {
+        let mut record = self.record(kind, refusal.outcome(), to);
+        refuse::note(&mut record, refusal);
+        record
+    }
+}

@@ -1,1 +1,221 @@
-//! (being written)
+//! Clear-text HTTP: every request judged by itself, and sent as it was judged.
+//!
+//! Both sides are ended here, one HTTP/1 connection with the guest and one with a far side at a time;
+//! bytes are never passed through unread. Bodies stream both ways. Upgrades are not offered.
+
+mod head;
+mod relay;
+mod wire;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::request::Parts;
+use http::{Request, Response, StatusCode, Version};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use policy::Code;
+use policy::audit::{AuditRecord, Kind, shown};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::flows::Flow;
+use crate::guest::{Guest, Passed};
+use crate::http::head::{Claim, Fault};
+use crate::http::relay::{Ending, Far, Relay, Relayed};
+use crate::http::wire::Wire;
+use crate::refuse::{self, Refusal};
+
+/// Between requests, and from the first to the last byte of a head.
+const HEAD_TIME: Duration = Duration::from_secs(60);
+/// Largest head of a request or response.
+const HEAD_BYTES: usize = 64 * 1024;
+
+type Answer = Response<Either<Relayed, Full<Bytes>>>;
+
+/// One connection of a guest that speaks HTTP.
+struct Visit {
+    guest: Arc<Guest>,
+    flow: Arc<Flow>,
+    destination: SocketAddr,
+    relay: Relay,
+}
+
+/// A request that is not let through: what the guest is told, and what is recorded.
+struct Refused {
+    refusal: Refusal,
+    status: StatusCode,
+}
+
+/// What a request says of itself, fit for a record.
+struct Seen {
+    host: Option<String>,
+    method: String,
+    path: String,
+}
+
+/// Serves requests until either side is done, the connection is idle, or it is cut.
+pub(crate) async fn serve(
+    guest: Arc<Guest>,
+    flow: Flow,
+    stream: TcpStream,
+    flight: Bytes,
+    destination: SocketAddr,
+) {
+    let begun = Instant::now();
+    let idle = guest.limits.idle;
+    let visit = Arc::new(Visit {
+        guest: Arc::clone(&guest),
+        flow: Arc::new(flow),
+        destination,
+        relay: Relay::default(),
+    });
+    let flow = Arc::clone(&visit.flow);
+    let service = service_fn(move |request| {
+        let visit = Arc::clone(&visit);
+        async move { Ok::<_, Infallible>(visit.serve(request).await) }
+    });
+    let wire = Wire::new(stream, flight);
+    let traffic = wire.traffic();
+    let mut conn = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .half_close(true)
+        .header_read_timeout(HEAD_TIME)
+        .max_header_size(HEAD_BYTES)
+        .serve_connection(TokioIo::new(wire), service);
+    let ended = tokio::select! {
+        biased;
+        _ = flow.cut() => None,
+        () = traffic.quiet_for(idle) => None,
+        ended = &mut conn => Some(ended),
+    };
+    match ended {
+        None => refuse::reset(conn.into_parts().io.into_inner().into_stream()),
+        // It has been answered with 400 already: its head could not be read.
+        Some(Err(error)) if error.is_parse() => {
+            let refusal = Refusal::because(Code::Undecidable, guest.policy.load().revision());
+            let refusal = refusal.detailed(error);
+            let mut record = guest.refused(Kind::Request, &refusal, destination);
+            record.flow = Some(flow.id());
+            record.protocol = Some("http".to_owned());
+            record.status = Some(StatusCode::BAD_REQUEST.as_u16());
+            guest.trail.record(record.took(begun.elapsed()));
+        }
+        Some(_) => {}
+    }
+}
+
+impl Visit {
+    /// One request, start to end.
+    async fn serve(&self, request: Request<Incoming>) -> Answer {
+        let begun = Instant::now();
+        let (head, body) = request.into_parts();
+        let text = refuse::wants_text(&head.headers);
+        let seen = Seen::of(&head);
+        let refused = match self.pass(head, body, &seen).await {
+            Ok(response) => return response.map(Either::Left),
+            Err(refused) => refused,
+        };
+        let Refused { refusal, status } = refused;
+        let mut record = self.guest.refused(Kind::Request, &refusal, self.destination);
+        record.flow = Some(self.flow.id());
+        record.protocol = Some("http".to_owned());
+        record.name.clone_from(&seen.host);
+        record.status = Some(status.as_u16());
+        seen.note(&mut record);
+        self.guest.trail.record(record.took(begun.elapsed()));
+        let host = seen.host.as_deref().unwrap_or_default();
+        refuse::response(&refusal, status, host, text).map(Either::Right)
+    }
+
+    /// Read, judge, dial or take the kept connection, judge again if the policy moved, record, send.
+    async fn pass(
+        &self,
+        head: Parts,
+        body: Incoming,
+        seen: &Seen,
+    ) -> Result<Response<Relayed>, Refused> {
+        let revision = self.guest.policy.load().revision();
+        let fault = |fault: Fault| Refused {
+            refusal: Refusal::because(fault.code, revision).detailed(fault.detail),
+            status: fault.status,
+        };
+        let claim = Claim::read(&head, self.destination).map_err(fault)?;
+        let basis = claim.basis(&head.method);
+        let mut passed = self.guest.judge(&self.flow, basis, self.destination)?;
+        let mut far = match self.relay.take(&passed).await {
+            Some(far) => far,
+            None => self.dial(&passed).await?,
+        };
+        let head = claim.outgoing(head, self.destination.port()).map_err(fault)?;
+        let mut ending = self.record(&mut passed, &far, seen)?;
+        let unreachable = |why: &dyn ToString| {
+            Refusal::because(Code::UpstreamUnreachable, revision).detailed(why.to_string())
+        };
+        let response = match far.sender.try_send_request(Request::from_parts(head, body)).await {
+            Ok(response) => response,
+            Err(mut failed) => match failed.take_message() {
+                // Nothing of it was sent: the kept connection had just ended.
+                Some(unsent) if far.used => {
+                    far = self.dial(&passed).await?;
+                    ending = self.record(&mut passed, &far, seen)?;
+                    far.sender.send_request(unsent).await.map_err(|why| unreachable(&why))?
+                }
+                _ => return Err(unreachable(failed.error()).into()),
+            },
+        };
+        self.relay.keep(far);
+        let (mut head, body) = response.into_parts();
+        if head.status.is_informational() {
+            return Err(unreachable(&"it switched protocols without being asked").into());
+        }
+        head::strip(&mut head.headers);
+        head.version = Version::HTTP_11;
+        ending.record.status = Some(head.status.as_u16());
+        Ok(Response::from_parts(head, Relayed::new(body, ending)))
+    }
+
+    async fn dial(&self, passed: &Passed) -> Result<Far, Refusal> {
+        let dialed = self.guest.dialer.dial(&passed.policy, &passed.permit).await?;
+        Far::over(dialed, passed, &self.guest, &self.flow).await.map_err(|error| {
+            Refusal::because(Code::UpstreamUnreachable, passed.permit.revision()).detailed(error)
+        })
+    }
+
+    /// The last look before the first byte, and the record of it.
+    fn record(&self, passed: &mut Passed, far: &Far, seen: &Seen) -> Result<Ending, Refusal> {
+        self.guest.confirm(&self.flow, passed, far.dialed)?;
+        let mut record = self.guest.passed(Kind::Request, &self.flow, passed, far.egress);
+        record.name = record.name.or_else(|| seen.host.clone());
+        seen.note(&mut record);
+        self.guest.trail.record(record.clone());
+        Ok(Ending::new(&self.guest, &self.flow, far, record))
+    }
+}
+
+impl Seen {
+    fn of(head: &Parts) -> Self {
+        let host =
+            head.headers.get(HOST).map(|host| shown(&String::from_utf8_lossy(host.as_bytes())));
+        Self { host, method: shown(head.method.as_str()), path: shown(head.uri.path()) }
+    }
+
+    fn note(&self, record: &mut AuditRecord) {
+        record.method = Some(self.method.clone());
+        record.path = Some(self.path.clone());
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        let status = refuse::status(refusal.code());
+        Self { refusal, status }
+    }
+}

@@ -9,12 +9,14 @@
 
 pub mod router;
 mod conn;
-mod accept;
 mod http;
-mod refuse;
 mod guest;
+mod questions;
+mod accept;
+mod stream;
 pub mod tunnel;
 mod dial;
+mod refuse;
 pub mod sniff;
 pub mod fence;
 pub mod link;
@@ -29,4 +31,5 @@ pub use error::Error;
 pub use flows::Rejudged;
 pub use limits::Limits;
 pub use meter::Meter;
-pub use router::{Attachment, Config, Detached, GuestStream, Router};
+pub use router::{Attachment, Config, Detached, Router};
+pub use stream::GuestStream;

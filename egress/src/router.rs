@@ -3,21 +3,44 @@
 //! A slot's fence is applied and read back before its link is up, and removed after its sockets are
 //! gone. Set-up undoes itself in reverse; teardown goes on whatever fails.
 
-use std::io;
-use std::net::IpAddr;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use dns::Resolver;
+use dns::{Pins, Resolver};
 use policy::{OwnAddresses, PolicyHandle, Slot, Subject, Trail};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpSocket, UdpSocket};
+use tokio::sync::Mutex as Turn;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
+use crate::accept;
+use crate::conn;
+use crate::dial::Dialer;
 use crate::error::Error;
-use crate::flows::Rejudged;
+use crate::fence::{self, SlotFence};
+use crate::flows::{Flows, Rejudged};
+use crate::guest::Guest;
 use crate::limits::Limits;
+use crate::link;
 use crate::meter::Meter;
+use crate::questions;
+use crate::stream::GuestStream;
+use crate::tunnel::Pool;
+use crate::world::World;
+
+/// Addresses a sandbox was told that are remembered.
+const PINS: usize = 4096;
+/// Pipes lent to tunnels at once, over all guests.
+const PIPES: usize = 4096;
+/// Connections of ours to the ports of one guest.
+const CALLS: usize = 256;
+/// How long a detach waits for connections that were cut to be gone.
+const DRAIN: Duration = Duration::from_secs(2);
+/// How long a SYN may be unanswered before it is sent anew: the first may be lost while a tap comes
+/// up, and the kernel would only repeat it after a second.
+const CALL_AGAIN: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(50)];
 
 /// How the router is set up.
 #[derive(Clone, Debug)]
@@ -54,101 +77,274 @@ pub struct Detached {
     pub bytes_in: u64,
 }
 
-/// A connection to a guest's port. Ends with `ConnectionReset` when the slot is detached.
-#[derive(Debug)]
-pub struct GuestStream {
-    stream: TcpStream,
-}
-
-/// The way out of every guest of this node.
+/// The way out of every guest of this node. Clones are the same router.
 #[derive(Clone, Debug)]
 pub struct Router {
-    _shared: Arc<Config>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: Config,
+    world: World,
+    resolver: Resolver,
+    own: OwnAddresses,
+    trail: Trail,
+    pool: Pool,
+    seats: Mutex<HashMap<Slot, Seat>>,
+    /// One change of a slot at a time: they all meet in the same netlink sockets anyway.
+    turn: Turn<()>,
+}
+
+/// An attached slot.
+#[derive(Debug)]
+struct Seat {
+    guest: Arc<Guest>,
+    /// Connections of ours to its ports.
+    calls: Arc<Flows>,
+    /// What listens to it; ends when this is dropped.
+    listening: JoinSet<()>,
 }
 
 impl Router {
     /// Enters the guests' world, puts up the base fence and the policy route, and begins to read
     /// which frames the fence drops. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// When the world or its fence cannot be set up; this needs root.
     pub async fn start(
         config: Config,
-        _resolver: Resolver,
-        _own: OwnAddresses,
-        _trail: Trail,
+        resolver: Resolver,
+        own: OwnAddresses,
+        trail: Trail,
     ) -> Result<Self, Error> {
-        Ok(Self { _shared: Arc::new(config) })
+        let world = World::enter(&config.netns).await?;
+        fence::install_base(&world, config.divert_port).await?;
+        let shared = Shared {
+            config,
+            world,
+            resolver,
+            own,
+            trail,
+            pool: Pool::new(PIPES),
+            seats: Mutex::default(),
+            turn: Turn::default(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Runs something on a thread in the guests' world: a socket or tap made there stays there.
+    /// Runs something short on a thread in the guests' world: a socket or tap made there stays there.
+    ///
+    /// # Errors
+    /// When that thread has ended, or the closure panicked.
     pub async fn within<T: Send + 'static>(
         &self,
         act: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        Ok(act())
+        self.shared.world.run(act).await
     }
 
-    /// Lets a sandbox speak: its tap exists and is down; afterwards it is up, behind its fence.
-    /// An error leaves nothing behind.
-    pub async fn attach(&self, _attachment: Attachment) -> Result<(), Error> {
-        Ok(())
+    /// Lets a sandbox speak: its tap exists, and afterwards it is up, behind its fence. The change is
+    /// completed even if the future is dropped.
+    ///
+    /// # Errors
+    /// When the slot is taken, has no tap, or a step fails; nothing is left behind then.
+    pub async fn attach(&self, attachment: Attachment) -> Result<(), Error> {
+        let (shared, slot) = (Arc::clone(&self.shared), attachment.subject.slot);
+        let attached = tokio::spawn(async move { shared.attach(&attachment).await });
+        attached.await.map_err(|_| Error::Interrupted(slot))?
     }
 
     /// Cuts every connection of a slot and takes its sockets, routes and fence away. The tap stays:
-    /// it is its owner's. A slot that is not attached is cleaned all the same.
-    pub async fn detach(&self, _slot: Slot) -> Result<Detached, Error> {
-        Ok(Detached::default())
+    /// it is its owner's. A slot that is not attached is cleaned all the same. The change is
+    /// completed even if the future is dropped.
+    ///
+    /// # Errors
+    /// When the kernel refuses a step; the others are done all the same, and it may be called again.
+    pub async fn detach(&self, slot: Slot) -> Result<Detached, Error> {
+        let shared = Arc::clone(&self.shared);
+        let detached = tokio::spawn(async move { shared.detach(slot).await });
+        detached.await.map_err(|_| Error::Interrupted(slot))?
     }
 
     /// Connects to a port of the guest in a slot, from its gateway's address.
-    pub async fn connect(&self, slot: Slot, _port: u16) -> Result<GuestStream, Error> {
-        Err(Error::Vacant(slot))
+    ///
+    /// # Errors
+    /// When the slot is not attached, has too many such connections, or its guest does not answer.
+    pub async fn connect(&self, slot: Slot, port: u16) -> Result<GuestStream, Error> {
+        let shared = &self.shared;
+        let calls = shared.seats().get(&slot).map(|seat| Arc::clone(&seat.calls));
+        let call = calls.ok_or(Error::Vacant(slot))?.register().ok_or(Error::Busy(slot))?;
+        let patience = shared.config.limits.connect;
+        let failed = |source| Error::Connect { slot, port, source };
+        link::carrier(&shared.world, slot, patience).await?;
+        for patience in CALL_AGAIN.into_iter().chain([patience]) {
+            let socket = shared.world.run(move || accept::caller(slot)).await?;
+            let socket = TcpSocket::from_std_stream(socket.map_err(failed)?);
+            let to = SocketAddr::from((slot.address(), port));
+            if let Ok(connected) = timeout(patience, socket.connect(to)).await {
+                return Ok(GuestStream::new(connected.map_err(failed)?, call));
+            }
+        }
+        Err(failed(std::io::ErrorKind::TimedOut.into()))
     }
 
     /// Judges the open connections of a slot again, by the policy in force now, and cuts those that
     /// it denies. To be called after a policy is stored.
-    pub fn rejudge(&self, _slot: Slot) -> Rejudged {
-        Rejudged::default()
+    #[must_use]
+    pub fn rejudge(&self, slot: Slot) -> Rejudged {
+        let guest = self.shared.seats().get(&slot).map(|seat| Arc::clone(&seat.guest));
+        guest.map_or_else(Rejudged::default, |guest| {
+            guest.flows.rejudge(&guest.policy.load(), &guest.own)
+        })
     }
 
     /// The counters of an attached slot.
-    pub fn meter(&self, _slot: Slot) -> Option<Meter> {
-        None
+    #[must_use]
+    pub fn meter(&self, slot: Slot) -> Option<Meter> {
+        self.shared.seats().get(&slot).map(|seat| seat.guest.meter.clone())
     }
 
-    /// The slots whose tap exists in the kernel, attached or not.
+    /// The slots whose tap exists in the kernel, attached or not, in order.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
     pub async fn present(&self) -> Result<Vec<Slot>, Error> {
-        Ok(Vec::new())
+        link::list(&self.shared.world).await
     }
 
-    /// The fence as text, in nft syntax.
-    pub async fn ruleset(&self) -> String {
-        String::new()
-    }
-}
-
-impl AsyncRead for GuestStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+    /// The fence as text, in nft syntax: what is meant to be in the kernel.
+    #[must_use]
+    pub fn ruleset(&self) -> String {
+        let mut slots: Vec<Slot> = self.shared.seats().keys().copied().collect();
+        slots.sort_unstable();
+        let mut ruleset = fence::base(self.shared.config.divert_port);
+        if let Some(taps) = ruleset.0.first_mut() {
+            taps.chains
+                .extend(slots.into_iter().flat_map(|n| fence::slot(n, &self.shared.fence())));
+        }
+        ruleset.to_string()
     }
 }
 
-impl AsyncWrite for GuestStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+impl Shared {
+    async fn attach(&self, attachment: &Attachment) -> Result<(), Error> {
+        let _turn = self.turn.lock().await;
+        let slot = attachment.subject.slot;
+        if self.seats().contains_key(&slot) {
+            return Err(Error::Occupied(slot));
+        }
+        if attachment.egress.iter().filter(|ip| ip.is_ipv4()).count() > 1
+            || attachment.egress.iter().filter(|ip| ip.is_ipv6()).count() > 1
+        {
+            return Err(Error::EgressAddresses(slot));
+        }
+        match self.raise(attachment).await {
+            Ok(seat) => {
+                self.seats().insert(slot, seat);
+                Ok(())
+            }
+            Err(error) => {
+                if let Err(undo) = self.lower(slot).await {
+                    tracing::warn!(%slot, error = &undo as &dyn std::error::Error, "undo attach");
+                }
+                Err(error)
+            }
+        }
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+    /// The fence is in place before the link is up, and so are the sockets that it diverts to.
+    async fn raise(&self, attachment: &Attachment) -> Result<Seat, Error> {
+        let slot = attachment.subject.slot;
+        link::prepare(&self.world, slot).await?;
+        fence::attach(&self.world, slot, &self.fence()).await?;
+        let port = self.config.divert_port;
+        let made = move || (accept::listener(slot, port), questions::socket(slot));
+        let (listener, socket) = self.world.run(made).await?;
+        let listener = listener
+            .and_then(TcpListener::from_std)
+            .map_err(|source| Error::Socket { what: "listener", slot, source })?;
+        let socket = socket.and_then(UdpSocket::from_std).map_err(|source| Error::Socket {
+            what: "resolver socket",
+            slot,
+            source,
+        })?;
+        let guest = Arc::new(self.guest(attachment));
+        let mut listening = JoinSet::new();
+        listening.spawn(questions::serve(socket, Arc::clone(&guest.dns)));
+        listening.spawn(listen(listener, Arc::clone(&guest)));
+        link::up(&self.world, slot).await?;
+        Ok(Seat { calls: Flows::new(CALLS, guest.meter.clone()), guest, listening })
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+    fn guest(&self, attachment: &Attachment) -> Guest {
+        let Attachment { subject, policy, egress } = attachment;
+        let limits = self.config.limits;
+        let meter = Meter::new();
+        let pins = Arc::new(Pins::new(PINS));
+        Guest {
+            subject: Arc::clone(subject),
+            policy: policy.clone(),
+            own: self.own.clone(),
+            dns: Arc::new(dns::Guest::new(
+                Arc::clone(subject),
+                policy.clone(),
+                Arc::clone(&pins),
+                self.own.clone(),
+                self.resolver.clone(),
+                self.trail.clone(),
+            )),
+            pins,
+            dialer: Dialer::new(self.resolver.clone(), self.own.clone(), egress, limits.connect),
+            flows: Flows::new(limits.flows, meter.clone()),
+            meter,
+            limits,
+            pool: self.pool.clone(),
+            trail: self.trail.clone(),
+        }
+    }
+
+    async fn detach(&self, slot: Slot) -> Result<Detached, Error> {
+        let _turn = self.turn.lock().await;
+        let seat = self.seats().remove(&slot);
+        let mut detached = Detached::default();
+        if let Some(Seat { guest, calls, mut listening }) = seat {
+            detached.cut = guest.flows.shut() + calls.shut();
+            listening.shutdown().await;
+            let gone = async {
+                guest.flows.empty().await;
+                calls.empty().await;
+            };
+            if timeout(DRAIN, gone).await.is_err() {
+                tracing::warn!(%slot, open = guest.meter.open(), "connections outlive their slot");
+            }
+            detached.bytes_out = guest.meter.bytes_out();
+            detached.bytes_in = guest.meter.bytes_in();
+        }
+        self.lower(slot).await.map(|()| detached)
+    }
+
+    /// Takes a slot's link down and then its fence, whatever there is of them.
+    async fn lower(&self, slot: Slot) -> Result<(), Error> {
+        let link = link::down(&self.world, slot).await;
+        let fence = fence::detach(&self.world, slot).await;
+        link.and(fence)
+    }
+
+    fn fence(&self) -> SlotFence {
+        SlotFence::new(self.config.nflog_group)
+    }
+
+    fn seats(&self) -> MutexGuard<'_, HashMap<Slot, Seat>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the connections of one slot. Each is its own task: what it does to itself, the others do
+/// not see. They end when they are cut, not with this.
+async fn listen(listener: TcpListener, guest: Arc<Guest>) {
+    loop {
+        let incoming = accept::next(&listener).await;
+        tokio::spawn(conn::serve(Arc::clone(&guest), incoming));
     }
 }

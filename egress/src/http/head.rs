@@ -1,0 +1,322 @@
+//! What the head of a request claims, and the head that is sent for it. Pure.
+//!
+//! What was judged is what is sent: target, authority and framing are written anew from the parsed
+//! form; fields that speak to the next hop only are left out (RFC 9110, section 7.6.1).
+
+use std::net::SocketAddr;
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING, UPGRADE,
+};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version};
+use policy::name::{Authority, AuthorityHost};
+use policy::{Code, canonical_path};
+
+use crate::flows::Basis;
+use crate::refuse;
+
+/// The port of `http` (RFC 9110, section 4.2.1).
+const HTTP: u16 = 80;
+
+/// Fields of one hop, whatever `connection` says.
+const HOP: [HeaderName; 9] = [
+    CONNECTION,
+    HeaderName::from_static("proxy-connection"),
+    HeaderName::from_static("keep-alive"),
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    HeaderName::from_static("http2-settings"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+];
+
+/// Fields that `connection` cannot name away: without them the message means something else.
+const END_TO_END: [&str; 12] = [
+    "authorization",
+    "cache-control",
+    "content-encoding",
+    "content-length",
+    "content-range",
+    "content-type",
+    "cookie",
+    "host",
+    "origin",
+    "range",
+    "set-cookie",
+    "trailer",
+];
+
+/// Why a head cannot be passed on, whatever the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) code: Code,
+    pub(super) status: StatusCode,
+    pub(super) detail: &'static str,
+}
+
+/// Whom a request is for, and what of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) host: AuthorityHost,
+    /// Canonical, without the query.
+    pub(super) path: String,
+}
+
+impl Claim {
+    /// Reads the head of a request that came on a connection to `destination`.
+    pub(super) fn read(head: &Parts, destination: SocketAddr) -> Result<Self, Fault> {
+        if head.method == Method::CONNECT || head.method == Method::TRACE {
+            let detail = "this method is not passed on";
+            return Err(Fault {
+                status: StatusCode::METHOD_NOT_ALLOWED,
+                ..fault(Code::Method, detail)
+            });
+        }
+        framing(&head.headers)?;
+        let authority = authority(&head.uri, &head.headers)?;
+        let port_differs = authority.port.is_some_and(|port| port != destination.port());
+        let address_differs = match authority.host {
+            AuthorityHost::Address(address) => address != destination.ip(),
+            AuthorityHost::Name(_) => false,
+        };
+        if port_differs || address_differs {
+            return Err(fault(
+                Code::NameMismatch,
+                "the authority is not where the connection goes",
+            ));
+        }
+        let path = canonical_path(head.uri.path())
+            .ok_or(fault(Code::Path, "the path can be read in more than one way"))?;
+        Ok(Self { host: authority.host, path })
+    }
+
+    /// What it is judged by.
+    pub(super) fn basis(&self, method: &Method) -> Basis {
+        match &self.host {
+            AuthorityHost::Name(name) => Basis::Request {
+                authority: name.clone(),
+                method: method.as_str().to_owned(),
+                path: self.path.clone(),
+            },
+            AuthorityHost::Address(_) => Basis::Address,
+        }
+    }
+
+    /// The head to send, in origin form (RFC 9112, section 3.2.1).
+    pub(super) fn outgoing(&self, mut head: Parts, port: u16) -> Result<Parts, Fault> {
+        let target = match head.uri.query() {
+            Some(query) => format!("{}?{query}", self.path),
+            None => self.path.clone(),
+        };
+        let target = PathAndQuery::try_from(target)
+            .map_err(|_| fault(Code::Path, "the path is not one that can be sent"))?;
+        let host = match &self.host {
+            AuthorityHost::Name(name) => name.to_string(),
+            AuthorityHost::Address(address) => {
+                SocketAddr::new(*address, HTTP).to_string().trim_end_matches(":80").to_owned()
+            }
+        };
+        let host = if port == HTTP { host } else { format!("{host}:{port}") };
+        let host = HeaderValue::try_from(host)
+            .map_err(|_| fault(Code::BadName, "the host is not one that can be sent"))?;
+        let trailers = tokens(&head.headers, &TE).any(|token| token == "trailers");
+        strip(&mut head.headers);
+        // Answered by us, once the body is wanted (RFC 9110, section 10.1.1).
+        head.headers.remove(EXPECT);
+        head.headers.insert(HOST, host);
+        if trailers {
+            head.headers.insert(TE, HeaderValue::from_static("trailers"));
+            head.headers.insert(CONNECTION, HeaderValue::from_static("te"));
+        }
+        head.uri = Uri::from(target);
+        head.version = Version::HTTP_11;
+        Ok(head)
+    }
+}
+
+/// Removes what is meant for the next hop.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
+        .filter(|token| !END_TO_END.contains(&token.as_str()))
+        .filter_map(|token| HeaderName::try_from(token).ok())
+        .collect();
+    for name in named.iter().chain(&HOP) {
+        headers.remove(name);
+    }
+}
+
+/// Exactly one host, and the same in the target where it stands there too (RFC 9112, section 3.2).
+fn authority(uri: &Uri, headers: &HeaderMap) -> Result<Authority, Fault> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let (host, more) = (hosts.next(), hosts.next());
+    if more.is_some() {
+        return Err(fault(Code::Undecidable, "more than one host field"));
+    }
+    let host = host.map(HeaderValue::as_bytes).unwrap_or_default();
+    if host.is_empty() {
+        return Err(fault(Code::NoName, "no host field"));
+    }
+    let bad = fault(Code::BadName, "the host is neither a name nor an address");
+    let host = std::str::from_utf8(host).map_err(|_| bad)?;
+    let host = Authority::parse(host).map_err(|_| bad)?;
+    if let Some(target) = uri.authority() {
+        let target = Authority::parse(target.as_str()).map_err(|_| bad)?;
+        let whole = |a: &Authority| (a.host.clone(), a.port.unwrap_or(HTTP));
+        if uri.scheme_str() != Some("http") {
+            return Err(fault(Code::Protocol, "only http is spoken in clear"));
+        }
+        if whole(&target) != whole(&host) {
+            return Err(fault(Code::NameMismatch, "the target and the host field differ"));
+        }
+    }
+    Ok(host)
+}
+
+/// One way to find the end of the body (RFC 9112, section 6.3), or none.
+fn framing(headers: &HeaderMap) -> Result<(), Fault> {
+    let lengths = headers.get_all(CONTENT_LENGTH).iter().count();
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let chunked = match (codings.next(), codings.next()) {
+        (None, _) => false,
+        (Some(one), None) if one.as_bytes().eq_ignore_ascii_case(b"chunked") => true,
+        _ => return Err(fault(Code::Undecidable, "a transfer coding other than chunked")),
+    };
+    if lengths > 1 || (chunked && lengths > 0) {
+        return Err(fault(Code::Undecidable, "the length of the body is said twice"));
+    }
+    Ok(())
+}
+
+/// The comma-separated tokens of all fields of a name, in lower case.
+fn tokens(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = String> {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|token| token.trim().to_ascii_lowercase())
+}
+
+fn fault(code: Code, detail: &'static str) -> Fault {
+    Fault { code, status: refuse::status(code), detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn head(method: &str, target: &str, fields: &[(&str, &str)]) -> Parts {
+        let mut request = Request::builder().method(method).uri(target);
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        request.body(()).expect("a request").into_parts().0
+    }
+
+    fn read(target: &str, fields: &[(&str, &str)]) -> Result<Claim, Code> {
+        let destination = SocketAddr::from(([203, 0, 113, 5], 80));
+        Claim::read(&head("GET", target, fields), destination).map_err(|fault| fault.code)
+    }
+
+    #[test]
+    fn a_request_has_exactly_one_authority() {
+        let claim = read("/a", &[("host", "API.example.com:80")]).expect("a claim");
+        assert_eq!(
+            claim.basis(&Method::GET),
+            Basis::Request {
+                authority: policy::Host::parse("api.example.com").expect("a name"),
+                method: "GET".to_owned(),
+                path: "/a".to_owned(),
+            }
+        );
+        assert_eq!(read("/", &[]), Err(Code::NoName));
+        assert_eq!(read("/", &[("host", "")]), Err(Code::NoName));
+        assert_eq!(
+            read("/", &[("host", "a.example"), ("host", "a.example")]),
+            Err(Code::Undecidable)
+        );
+        for bad in ["a.example, b.example", "u@a.example", "a b", "a.example:99999", "a.example:"] {
+            assert_eq!(read("/", &[("host", bad)]), Err(Code::BadName), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_target_and_the_host_field_must_agree() {
+        let read = |target, host| read(target, &[("host", host)]).map(|claim| claim.path);
+        assert_eq!(read("http://a.example/x", "a.example"), Ok("/x".to_owned()));
+        assert_eq!(read("http://a.example:80/x", "A.EXAMPLE"), Ok("/x".to_owned()));
+        assert_eq!(read("http://b.example/x", "a.example"), Err(Code::NameMismatch));
+        assert_eq!(read("http://a.example:81/x", "a.example"), Err(Code::NameMismatch));
+        assert_eq!(read("https://a.example/x", "a.example"), Err(Code::Protocol));
+        assert_eq!(read("http://u@a.example/x", "a.example"), Err(Code::BadName));
+    }
+
+    #[test]
+    fn an_authority_elsewhere_than_the_connection_is_a_mismatch() {
+        assert_eq!(read("/", &[("host", "a.example:8080")]), Err(Code::NameMismatch));
+        assert_eq!(read("/", &[("host", "203.0.113.6")]), Err(Code::NameMismatch));
+        let claim = read("/", &[("host", "203.0.113.5")]).expect("a claim");
+        assert_eq!(claim.basis(&Method::GET), Basis::Address);
+    }
+
+    #[test]
+    fn ambiguous_framing_is_refused() {
+        let with = |fields: &[(&'static str, &'static str)]| {
+            read("/", &[&[("host", "a.example")], fields].concat()).map(|_| ())
+        };
+        assert_eq!(with(&[("transfer-encoding", "Chunked")]), Ok(()));
+        assert_eq!(with(&[("content-length", "5")]), Ok(()));
+        for bad in [
+            &[("transfer-encoding", "chunked"), ("content-length", "5")][..],
+            &[("transfer-encoding", "gzip, chunked")],
+            &[("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")],
+            &[("transfer-encoding", "identity")],
+            &[("content-length", "5"), ("content-length", "5")],
+        ] {
+            assert_eq!(with(bad), Err(Code::Undecidable), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn connect_and_trace_are_not_passed_on() {
+        for (method, target) in [("CONNECT", "a.example:443"), ("TRACE", "/")] {
+            let head = head(method, target, &[("host", "a.example")]);
+            let fault = Claim::read(&head, ([203, 0, 113, 5], 80).into()).expect_err(method);
+            assert_eq!(fault.status, StatusCode::METHOD_NOT_ALLOWED);
+        }
+    }
+
+    #[test]
+    fn what_is_sent_is_written_anew() {
+        let fields = [
+            ("host", "A.Example"),
+            ("connection", "x-hop, Authorization, upgrade"),
+            ("x-hop", "1"),
+            ("authorization", "Bearer t"),
+            ("upgrade", "websocket"),
+            ("te", "trailers, deflate"),
+            ("expect", "100-continue"),
+            ("proxy-authorization", "Basic x"),
+            ("x-kept", "2"),
+        ];
+        let head = head("GET", "http://a.example/x/../%61?q=%20", &fields);
+        let claim = Claim::read(&head, ([203, 0, 113, 5], 80).into()).expect("a claim");
+        let sent = claim.outgoing(head, 8080).expect("a head");
+        assert_eq!(sent.uri, "/a?q=%20");
+        assert_eq!(sent.headers[HOST], "a.example:8080");
+        assert_eq!(
+            (&sent.headers[TE], &sent.headers[CONNECTION]),
+            (&"trailers".parse().expect("v"), &"te".parse().expect("v"))
+        );
+        assert!(sent.headers.contains_key("authorization") && sent.headers.contains_key("x-kept"));
+        for gone in ["x-hop", "upgrade", "expect", "proxy-authorization"] {
+            assert!(!sent.headers.contains_key(gone), "{gone}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A connection under HTTP: gives back what was read before, counts bytes, knows when it was quiet.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until};
+
+use crate::meter::Meter;
+
+/// A stream whose bytes are counted.
+#[derive(Debug)]
+pub(super) struct Wire {
+    stream: TcpStream,
+    before: Bytes,
+    meter: Option<Meter>,
+    traffic: Arc<Traffic>,
+}
+
+/// What has passed on a wire.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    start: Instant,
+    read: AtomicU64,
+    written: AtomicU64,
+    /// Milliseconds from `start` to the last byte.
+    last: AtomicU64,
+}
+
+impl Wire {
+    /// A wire to the guest, of which `before` was read already.
+    pub(super) fn new(stream: TcpStream, before: Bytes) -> Self {
+        let traffic = Traffic {
+            start: Instant::now(),
+            read: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+        };
+        Self { stream, before, meter: None, traffic: Arc::new(traffic) }
+    }
+
+    /// A wire to a far side: what is written leaves the sandbox, what is read enters it.
+    pub(super) fn metered(stream: TcpStream, meter: Meter) -> Self {
+        Self { meter: Some(meter), ..Self::new(stream, Bytes::new()) }
+    }
+
+    pub(super) fn traffic(&self) -> Arc<Traffic> {
+        Arc::clone(&self.traffic)
+    }
+
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    fn count(&self, counter: &AtomicU64, bytes: usize) -> u64 {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        if bytes > 0 {
+            counter.fetch_add(bytes, Relaxed);
+            let millis = self.traffic.start.elapsed().as_millis();
+            self.traffic.last.store(u64::try_from(millis).unwrap_or(u64::MAX), Relaxed);
+        }
+        bytes
+    }
+}
+
+impl Traffic {
+    /// Bytes read and bytes written so far.
+    pub(super) fn totals(&self) -> (u64, u64) {
+        (self.read.load(Relaxed), self.written.load(Relaxed))
+    }
+
+    /// Returns once no byte has passed for `patience`.
+    pub(super) async fn quiet_for(&self, patience: Duration) {
+        loop {
+            let until = self.start + Duration::from_millis(self.last.load(Relaxed)) + patience;
+            if Instant::now() >= until {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let filled = buf.filled().len();
+        if self.before.is_empty() {
+            ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        } else {
+            let length = self.before.len().min(buf.remaining());
+            buf.put_slice(self.before.get(..length).unwrap_or_default());
+            self.before.advance(length);
+        }
+        let bytes = self.count(&self.traffic.read, buf.filled().len() - filled);
+        self.meter.as_ref().inspect(|meter| meter.received(bytes));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let length = ready!(Pin::new(&mut self.stream).poll_write(cx, buf))?;
+        self.wrote(length);
+        Poll::Ready(Ok(length))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let length = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bufs))?;
+        self.wrote(length);
+        Poll::Ready(Ok(length))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl Wire {
+    fn wrote(&self, length: usize) {
+        let bytes = self.count(&self.traffic.written, length);
+        self.meter.as_ref().inspect(|meter| meter.sent(bytes));
+    }
+}
