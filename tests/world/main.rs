@@ -1,1 +1,25 @@
-//! x
+//! The real program in a world of namespaces, judged by what crosses the wire.
+//!
+//! Needs root and a built `postern`. A refusal is proved three ways: what the guest saw, what the
+//! audit says, and silence at the far side; beside it, on the same path, something allowed works.
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "tests: what does not hold ends the test"
+)]
+
+mod allowed;
+mod api;
+mod audit;
+mod crash;
+mod dns;
+mod frames;
+mod http;
+mod isolation;
+mod limits;
+mod oracle;
+mod policies;
+mod refused;
+mod removal;
+mod tenants;
+mod tls;

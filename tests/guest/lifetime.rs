@@ -1,0 +1,63 @@
+//! A microVM lives its own life: longer than the daemon, and not longer than its sandbox.
+
+use std::path::PathBuf;
+
+use crate::machine::Machine;
+use world::client::PATIENT;
+use world::poll::eventually;
+
+fn process(pid: i64) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}"))
+}
+
+/// Promise 25. And when the sandbox is removed, nothing of it is left.
+#[test]
+fn a_guest_outlives_the_daemon_is_adopted_by_the_next_and_ends_with_its_sandbox() {
+    let machine = Machine::boot();
+    let boot_id = || machine.exec(&["cat", "/proc/sys/kernel/random/boot_id"]).ok().stdout;
+    let before = boot_id();
+    let fetch = format!("curl -sSf -m 20 https://{}/", machine.api.name);
+    machine.sh(&fetch).ok();
+    let pid = machine.pid();
+    let status = std::fs::read_to_string(process(pid).join("status")).expect("its status");
+    let line = |key: &str| {
+        let line = status.lines().find(|line| line.starts_with(key)).unwrap_or_default();
+        line.split_whitespace().skip(1).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(
+        line("Uid:").iter().all(|uid| uid.parse::<u32>().is_ok_and(|uid| uid > 1000)),
+        "{status}"
+    );
+    for set in ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"] {
+        assert_eq!(line(set), ["0000000000000000"], "{set}");
+    }
+    assert_eq!(line("NoNewPrivs:"), ["1"]);
+    for graceful in [false, true] {
+        let mut daemon = machine.world.daemon();
+        if graceful {
+            assert_eq!(daemon.terminate(), Some(0));
+        } else {
+            daemon.kill();
+        }
+        assert!(process(pid).exists());
+        daemon.start(&machine.world.host);
+        drop(daemon);
+        assert_eq!(boot_id(), before, "the same boot of the same guest");
+        machine.sh(&fetch).ok();
+    }
+    machine.world.cli(&["rm", &machine.name]).ok();
+    eventually("the process is gone", PATIENT, || (!process(pid).exists()).then_some(()));
+    let left = machine.world.host.processes();
+    let daemon = machine.world.daemon().pid().expect("it runs");
+    assert_eq!(left, [daemon], "only the daemon is left in the host's namespace");
+    assert!(
+        !machine
+            .world
+            .taps
+            .command("ip")
+            .args(["link", "show", "pt1"])
+            .status()
+            .expect("ip")
+            .success()
+    );
+}

@@ -1,0 +1,92 @@
+//! A sandbox with a booted Debian guest, and the ways to work in it.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use world::daemon::Ran;
+use world::{Site, World, allow};
+
+/// A running guest in a world of its own.
+pub(crate) struct Machine {
+    pub(crate) world: World,
+    pub(crate) name: String,
+    /// What `create` answered.
+    pub(crate) created: Value,
+    /// What its policy allows.
+    pub(crate) api: Site,
+    /// A second allowed site, which serves a git repository.
+    pub(crate) forge: Site,
+}
+
+impl Machine {
+    pub(crate) fn boot() -> Self {
+        let image = std::env::var_os("POSTERN_IMAGE").map_or_else(
+            || {
+                let own = std::env::current_exe().expect("our own path");
+                own.ancestors().nth(3).expect("a target folder").join("image")
+            },
+            PathBuf::from,
+        );
+        assert!(image.join("vmlinuz").exists(), "{} is missing: `make image`", image.display());
+        let world = World::with(&format!("[qemu]\nimage = {:?}\n", image.display().to_string()));
+        let (api, forge) = (world.site("api"), world.site("forge"));
+        let policy = world.dir().join("machine.toml");
+        std::fs::write(&policy, allow(&[&api, &forge])).expect("write the policy");
+        let policy = policy.to_string_lossy().into_owned();
+        let name = "debian".to_owned();
+        let made = world.cli(&["create", &name, "--policy", &policy, "--json"]).ok();
+        let created = made.json_lines().pop().expect("a result");
+        let machine = Self { world, name, created, api, forge };
+        let install = "cat > /usr/local/share/ca-certificates/world.crt && update-ca-certificates";
+        let _ = machine.feed(install, machine.world.authority.pem().as_bytes()).ok();
+        machine
+    }
+
+    /// The guest that tests share which leave it as it was.
+    pub(crate) fn shared() -> &'static Self {
+        static SHARED: OnceLock<Machine> = OnceLock::new();
+        SHARED.get_or_init(Self::boot)
+    }
+
+    /// Runs a command in the guest.
+    pub(crate) fn exec(&self, words: &[&str]) -> Ran {
+        self.world.cli(&[&["exec", &self.name, "--"], words].concat())
+    }
+
+    /// Runs a line of shell in the guest.
+    pub(crate) fn sh(&self, line: &str) -> Ran {
+        self.exec(&["sh", "-c", line])
+    }
+
+    /// The same with something on its standard input.
+    pub(crate) fn feed(&self, line: &str, input: &[u8]) -> Ran {
+        self.world.daemon().cli_with_input(&["exec", &self.name, "--", "sh", "-c", line], input)
+    }
+
+    /// The process that is the guest.
+    pub(crate) fn pid(&self) -> i64 {
+        self.created["pid"].as_i64().unwrap_or_else(|| panic!("no pid in {}", self.created))
+    }
+
+    /// Puts a small git repository on the forge; the text of its one file.
+    pub(crate) fn serve_repository(&self) -> &'static str {
+        const TEXT: &str = "cloned through the router\n";
+        let work = self.world.dir().join("work");
+        let bare = self.world.dir().join("www/repository.git");
+        std::fs::create_dir_all(&work).expect("a folder");
+        std::fs::write(work.join("README"), TEXT).expect("a file");
+        let git = |dir: &PathBuf, words: &[&str]| {
+            let identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"];
+            world::netns::run(Command::new("git").current_dir(dir).args(identity).args(words));
+        };
+        git(&work, &["init", "-q", "-b", "main"]);
+        git(&work, &["add", "README"]);
+        git(&work, &["commit", "-q", "-m", "First"]);
+        git(&work, &["clone", "-q", "--bare", ".", &bare.to_string_lossy()]);
+        git(&bare, &["update-server-info"]);
+        self.world.origin.serve_files(&self.forge.name, self.world.dir().join("www"));
+        TEXT
+    }
+}

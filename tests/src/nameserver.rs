@@ -1,0 +1,135 @@
+//! The upstream DNS server of a world: answers from a table, over UDP and TCP, and remembers every
+//! question. A question that is not in its list never left the router.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::{RData, Record, RecordType};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+
+/// What a name answers: one set of addresses a time it is asked; the last one stays.
+#[derive(Clone, Debug)]
+struct Entry {
+    turns: Vec<Vec<IpAddr>>,
+    ttl: u32,
+}
+
+/// One question that arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The name, lower case, without the last dot.
+    pub name: String,
+    /// Its type.
+    pub kind: RecordType,
+    /// Who asked.
+    pub peer: SocketAddr,
+}
+
+/// The table and the memory. Clones share both.
+#[derive(Clone, Debug, Default)]
+pub struct Nameserver {
+    table: Arc<Mutex<HashMap<String, Entry>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl Nameserver {
+    /// `name` has these addresses from now on.
+    pub fn set(&self, name: &str, addresses: &[IpAddr]) {
+        self.set_turns(name, 60, vec![addresses.to_vec()]);
+    }
+
+    /// The first question for `name` gets the first set, and so on; the last one stays.
+    ///
+    /// # Panics
+    /// When the server panicked.
+    pub fn set_turns(&self, name: &str, ttl: u32, turns: Vec<Vec<IpAddr>>) {
+        self.table.lock().expect("table").insert(name.to_ascii_lowercase(), Entry { turns, ttl });
+    }
+
+    /// Every question so far about `name` or a name below it.
+    ///
+    /// # Panics
+    /// When the server panicked.
+    #[must_use]
+    pub fn asked(&self, name: &str) -> Vec<Asked> {
+        let below = format!(".{name}");
+        let asked = self.asked.lock().expect("asked");
+        asked.iter().filter(|q| q.name == name || q.name.ends_with(&below)).cloned().collect()
+    }
+
+    /// Serves port 53 of every address of the calling thread's namespace; ends with its runtime.
+    ///
+    /// # Errors
+    /// When the port cannot be bound.
+    pub async fn serve(self) -> io::Result<()> {
+        let udp = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 53)).await?;
+        let tcp = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 53)).await?;
+        let streams = self.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, peer)) = tcp.accept().await {
+                tokio::spawn(streams.clone().serve_stream(stream, peer));
+            }
+        });
+        tokio::spawn(async move {
+            let mut query = [0; 4096];
+            while let Ok((length, peer)) = udp.recv_from(&mut query).await {
+                if let Some(reply) = self.answer(&query[..length], peer) {
+                    let _ = udp.send_to(&reply, peer).await;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn serve_stream(self, mut stream: TcpStream, peer: SocketAddr) {
+        while let Ok(length) = stream.read_u16().await {
+            let mut query = vec![0; usize::from(length)];
+            if stream.read_exact(&mut query).await.is_err() {
+                return;
+            }
+            let Some(reply) = self.answer(&query, peer) else { return };
+            let length = u16::try_from(reply.len()).expect("a short reply");
+            let framed = [&length.to_be_bytes()[..], &reply].concat();
+            if stream.write_all(&framed).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, query: &[u8], peer: SocketAddr) -> Option<Vec<u8>> {
+        let query = Message::from_vec(query).ok()?;
+        let question = query.queries.first()?.clone();
+        let name = question.name().to_ascii().to_ascii_lowercase();
+        let name = name.trim_end_matches('.').to_owned();
+        let kind = question.query_type();
+        let mut table = self.table.lock().expect("table");
+        let mut reply = Message::response(query.metadata.id, query.metadata.op_code);
+        reply.metadata.recursion_desired = query.metadata.recursion_desired;
+        reply.metadata.recursion_available = true;
+        reply.add_query(question.clone());
+        match table.get_mut(&name) {
+            None => reply.metadata.response_code = ResponseCode::NXDomain,
+            Some(entry) => {
+                let addresses = entry.turns.first().cloned().unwrap_or_default();
+                let data = addresses.iter().filter_map(|address| match (kind, address) {
+                    (RecordType::A, IpAddr::V4(v4)) => Some(RData::A((*v4).into())),
+                    (RecordType::AAAA, IpAddr::V6(v6)) => Some(RData::AAAA((*v6).into())),
+                    _ => None,
+                });
+                for data in data {
+                    let name = question.name().clone();
+                    reply.add_answer(Record::from_rdata(name, entry.ttl, data));
+                }
+                if kind == RecordType::A && entry.turns.len() > 1 {
+                    entry.turns.remove(0);
+                }
+            }
+        }
+        self.asked.lock().expect("asked").push(Asked { name, kind, peer });
+        reply.to_vec().ok()
+    }
+}

@@ -1,0 +1,252 @@
+//! Everything that listens on the internet of a world: HTTP and HTTPS for any name on any address,
+//! a server that speaks first, an echo. Each remembers who came and what was said.
+//!
+//! The same process answers at the addresses of honest origins, of the attacker and of the metadata
+//! service, so a request that got through where it should not is seen with all its headers.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+use crate::ca::Authority;
+
+/// Ports of the origins, on every address of the internet.
+pub mod port {
+    /// Clear-text HTTP/1.1.
+    pub const HTTP: u16 = 80;
+    /// HTTPS.
+    pub const HTTPS: u16 = 443;
+    /// A second HTTP port.
+    pub const HTTP_ALT: u16 = 8080;
+    /// A second HTTPS port.
+    pub const HTTPS_ALT: u16 = 8443;
+    /// Echoes what it gets; answers an end of input with its own.
+    pub const ECHO: u16 = 7;
+    /// Speaks first, like a mail server or a database: [`super::GREETING`], then echoes.
+    pub const SERVER_FIRST: u16 = 5432;
+}
+
+/// What the server on [`port::SERVER_FIRST`] says first.
+pub const GREETING: &[u8] = b"READY\r\n";
+
+/// One request that arrived.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// Who it came from, as the origin saw it.
+    pub peer: SocketAddr,
+    /// The address it came to.
+    pub local: SocketAddr,
+    /// The name of the TLS handshake, if there was one.
+    pub sni: Option<String>,
+    /// The `host` header.
+    pub host: String,
+    /// The method.
+    pub method: String,
+    /// Target as sent: path and query.
+    pub target: String,
+    /// All header fields, in order, names in lower case.
+    pub headers: Vec<(String, String)>,
+}
+
+/// One TCP connection that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Who it came from.
+    pub peer: SocketAddr,
+    /// The address it came to.
+    pub local: SocketAddr,
+}
+
+/// The memory of all origins, and the files they serve. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    requests: Arc<Mutex<Vec<Arrival>>>,
+    connections: Arc<Mutex<Vec<Connection>>>,
+    files: Arc<Mutex<HashMap<String, PathBuf>>>,
+}
+
+impl Origin {
+    /// The requests so far that `wanted` picks.
+    ///
+    /// # Panics
+    /// When an origin panicked.
+    pub fn requests(&self, wanted: impl Fn(&Arrival) -> bool) -> Vec<Arrival> {
+        self.requests.lock().expect("requests").iter().filter(|r| wanted(r)).cloned().collect()
+    }
+
+    /// The connections so far to this address.
+    ///
+    /// # Panics
+    /// When an origin panicked.
+    #[must_use]
+    pub fn connections(&self, to: Ipv4Addr) -> Vec<Connection> {
+        let connections = self.connections.lock().expect("connections");
+        connections.iter().filter(|c| c.local.ip() == to).copied().collect()
+    }
+
+    /// Serves the files below `directory` for this host.
+    ///
+    /// # Panics
+    /// When an origin panicked.
+    pub fn serve_files(&self, host: &str, directory: PathBuf) {
+        self.files.lock().expect("files").insert(host.to_owned(), directory);
+    }
+
+    /// Serves all ports of every address of the calling thread's namespace; ends with its runtime.
+    ///
+    /// # Errors
+    /// When a port cannot be bound.
+    pub async fn serve(self, authority: &Authority) -> io::Result<()> {
+        let tls = TlsAcceptor::from(Arc::new(authority.server()));
+        for number in [port::HTTP, port::HTTP_ALT] {
+            self.clone()
+                .listen(number, |origin, stream, way| async move {
+                    origin.speak_http(stream, way, None).await;
+                })
+                .await?;
+        }
+        for number in [port::HTTPS, port::HTTPS_ALT] {
+            let tls = tls.clone();
+            self.clone()
+                .listen(number, move |origin, stream, way| {
+                    let tls = tls.clone();
+                    async move {
+                        let Ok(stream) = tls.accept(stream).await else { return };
+                        let sni = stream.get_ref().1.server_name().map(str::to_owned);
+                        origin.speak_http(stream, way, sni).await;
+                    }
+                })
+                .await?;
+        }
+        self.clone().listen(port::ECHO, |_, stream, _| echo(stream)).await?;
+        self.listen(port::SERVER_FIRST, |_, mut stream, _| async move {
+            if stream.write_all(GREETING).await.is_ok() {
+                echo(stream).await;
+            }
+        })
+        .await
+    }
+
+    async fn listen<F, S>(self, number: u16, serve: F) -> io::Result<()>
+    where
+        F: Fn(Self, TcpStream, Connection) -> S + Send + 'static,
+        S: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)).await?;
+        tokio::spawn(async move {
+            while let Ok((stream, peer)) = listener.accept().await {
+                let Ok(local) = stream.local_addr() else { continue };
+                let way = Connection { peer, local };
+                self.connections.lock().expect("connections").push(way);
+                tokio::spawn(serve(self.clone(), stream, way));
+            }
+        });
+        Ok(())
+    }
+
+    async fn speak_http<S>(self, stream: S, way: Connection, sni: Option<String>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let service = service_fn(move |request| {
+            let (origin, sni) = (self.clone(), sni.clone());
+            async move { Ok::<_, Infallible>(origin.respond(request, way, sni).await) }
+        });
+        let server = hyper::server::conn::http1::Builder::new();
+        let _ = server.serve_connection(TokioIo::new(stream), service).await;
+    }
+
+    async fn respond(
+        &self,
+        request: Request<Incoming>,
+        way: Connection,
+        sni: Option<String>,
+    ) -> Response<Full<Bytes>> {
+        let (head, body) = request.into_parts();
+        let text = |value: &hyper::header::HeaderValue| {
+            String::from_utf8_lossy(value.as_bytes()).into_owned()
+        };
+        let host = head.headers.get("host").map(text).unwrap_or_default();
+        self.requests.lock().expect("requests").push(Arrival {
+            peer: way.peer,
+            local: way.local,
+            sni,
+            host: host.clone(),
+            method: head.method.to_string(),
+            target: head.uri.to_string(),
+            headers: head.headers.iter().map(|(n, v)| (n.to_string(), text(v))).collect(),
+        });
+        let path = head.uri.path();
+        if let Some(count) = path.strip_prefix("/bytes/").and_then(|n| n.parse().ok()) {
+            return Response::new(Full::new(pattern(count).into()));
+        }
+        if path == "/sum" {
+            let body = body.collect().await.map(http_body_util::Collected::to_bytes);
+            return Response::new(Full::new(sum(&body.unwrap_or_default()).into()));
+        }
+        let name = host.split(':').next().unwrap_or_default().to_owned();
+        let files = self.files.lock().expect("files").get(&name).cloned();
+        if let Some(directory) = files {
+            let file = directory.join(path.trim_start_matches('/'));
+            return std::fs::read(file).map_or_else(
+                |_| {
+                    let mut missing = Response::new(Full::default());
+                    *missing.status_mut() = StatusCode::NOT_FOUND;
+                    missing
+                },
+                |content| Response::new(Full::new(content.into())),
+            );
+        }
+        let seen = serde_json::json!({ "peer": way.peer, "local": way.local, "host": host });
+        Response::new(Full::new(format!("{seen}\n").into()))
+    }
+}
+
+async fn echo(mut stream: TcpStream) {
+    let mut buffer = vec![0; 1 << 16];
+    while let Ok(length) = stream.read(&mut buffer).await {
+        if length == 0 || stream.write_all(&buffer[..length]).await.is_err() {
+            break;
+        }
+    }
+    let _ = stream.shutdown().await;
+}
+
+/// `count` bytes that do not repeat within 64 KiB blocks: what `/bytes/<count>` sends.
+#[must_use]
+pub fn pattern(count: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(count + 8);
+    while bytes.len() < count {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(count);
+    bytes
+}
+
+/// SHA-256 in hexadecimal: what `/sum` answers.
+#[must_use]
+pub fn sum(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

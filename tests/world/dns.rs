@@ -1,0 +1,120 @@
+//! Names: what is told to a guest, and what is asked of the outside on its behalf.
+
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::RecordType;
+use policy::net::GATEWAY_IP;
+use world::client::{self, AT_ONCE, PATIENT};
+use world::world::{NEIGHBOUR, PUBLIC_RESOLVER};
+use world::{Guest, World, allow};
+
+fn ask(guest: &Guest<'_>, name: &str, kind: RecordType) -> Message {
+    let query = client::query(name, kind);
+    guest.run(|| client::ask_udp((GATEWAY_IP, 53).into(), &query)).expect("an answer")
+}
+
+/// Promise 7. No question leaves about a name that may not be reached; labels carry nothing out.
+#[test]
+fn a_denied_name_is_nxdomain_with_the_reason_and_is_not_asked_upstream() {
+    let world = World::shared();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let guest = world.guest(&allow(&[&api]));
+    for name in [sink.name.clone(), format!("{}.{}", "5ec2e7".repeat(9), sink.name)] {
+        let start = std::time::Instant::now();
+        let reply = ask(&guest, &name, RecordType::A);
+        assert!(start.elapsed() < AT_ONCE);
+        assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain);
+        let (code, text) = client::extended_error(&reply).expect("an extended error");
+        assert_eq!((code, text.contains("postern:no-rule")), (17, true), "{text}");
+    }
+    let told = ask(&guest, &api.name, RecordType::A);
+    assert_eq!(client::addresses(&told), [api.ip]);
+    assert_eq!(world.names.asked(&sink.name), []);
+    assert_ne!(world.names.asked(&api.name), [], "control");
+    guest.event(&[("kind", "dns"), ("outcome", "deny"), ("code", "no-rule"), ("name", &sink.name)]);
+}
+
+/// Promise 8. Whatever resolver a guest aims at, ours answers, over UDP and TCP.
+#[test]
+fn a_public_resolver_is_answered_by_ours_and_never_asked() {
+    let world = World::shared();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let guest = world.guest(&allow(&[&api]));
+    let public = (PUBLIC_RESOLVER, 53).into();
+    for (site, expected) in [(&api, vec![api.ip]), (&sink, vec![])] {
+        let query = client::query(&site.name, RecordType::A);
+        let udp = guest.run(|| client::ask_udp(public, &query)).expect("an answer by UDP");
+        let tcp = guest.run(|| client::ask_tcp(public, &query)).expect("an answer by TCP");
+        assert_eq!(client::addresses(&udp), expected);
+        assert_eq!(client::addresses(&tcp), expected);
+    }
+    assert_eq!(world.sent_to(PUBLIC_RESOLVER), []);
+    assert_eq!(world.names.asked(&sink.name), []);
+    let out = guest.command("dig").args(["+short", "+tcp", "@8.8.4.4", &api.name]).output();
+    assert_eq!(String::from_utf8_lossy(&out.expect("dig").stdout).trim(), api.ip.to_string());
+}
+
+/// Promise 9. A name that leads to a private address leads nowhere.
+#[test]
+fn a_name_with_a_private_address_is_not_told_and_not_dialled() {
+    let world = World::shared();
+    let (api, trap) = (world.site("api"), world.site("trap"));
+    let guest = world.guest(&allow(&[&api, &trap]));
+    let own = [world::world::HOST, world::world::EGRESS, guest.internal(), [127, 0, 0, 1].into()];
+    for address in own.into_iter().chain([NEIGHBOUR]) {
+        world.names.set_turns(&trap.name, 0, vec![vec![address.into()]]);
+        let reply = ask(&guest, &trap.name, RecordType::A);
+        assert!(client::addresses(&reply).is_empty(), "{address}");
+        let hello = client::client_hello(&world.authority, &trap.name);
+        let reply = guest.run(|| client::exchange(trap.at(443), &[&hello], PATIENT));
+        assert_eq!(reply.alert(), Some(client::ACCESS_DENIED), "{address}: {reply:?}");
+    }
+    assert_eq!(world.sent_to(NEIGHBOUR), []);
+    guest.event(&[("outcome", "deny"), ("code", "private-address"), ("name", &trap.name)]);
+    guest.reaches(&api);
+}
+
+/// Promise 9. Public when asked, private when dialled.
+#[test]
+fn a_name_that_turns_private_after_it_was_told_is_not_dialled() {
+    let world = World::shared();
+    let (api, trap) = (world.site("api"), world.site("trap"));
+    world.names.set_turns(&trap.name, 0, vec![vec![trap.ip.into()], vec![NEIGHBOUR.into()]]);
+    let guest = world.guest(&allow(&[&api, &trap]));
+    assert_eq!(client::addresses(&ask(&guest, &trap.name, RecordType::A)), [trap.ip], "control");
+    // A positive answer may be cached for a moment by our own resolver: until it is asked again, the
+    // public address may be dialled; the private one never.
+    let hello = client::client_hello(&world.authority, &trap.name);
+    world::poll::eventually("the name is refused", PATIENT, || {
+        let reply = guest.run(|| client::exchange(trap.at(443), &[&hello], AT_ONCE));
+        (reply.alert() == Some(client::ACCESS_DENIED)).then_some(())
+    });
+    assert_eq!(world.sent_to(NEIGHBOUR), []);
+    guest.event(&[("outcome", "deny"), ("code", "private-address"), ("name", &trap.name)]);
+    guest.reaches(&api);
+}
+
+/// Promise 7. The guest has no IPv6, and hears nothing that would let it hide a name.
+#[test]
+fn questions_for_ipv6_and_service_bindings_have_no_data() {
+    let world = World::shared();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    for kind in [RecordType::AAAA, RecordType::HTTPS, RecordType::SVCB] {
+        let reply = ask(&guest, &api.name, kind);
+        assert_eq!(reply.metadata.response_code, ResponseCode::NoError, "{kind}");
+        assert!(reply.answers.is_empty(), "{kind}");
+    }
+    assert_eq!(client::addresses(&ask(&guest, &api.name, RecordType::A)), [api.ip], "control");
+}
+
+/// Promise 7. What only this machine or its network knows is not asked outside.
+#[test]
+fn local_names_are_not_asked_upstream() {
+    let world = World::shared();
+    let guest = world.guest("default = \"allow\"\n");
+    for name in ["localhost", "printer.local", "metadata.google.internal", "host", "x.internal"] {
+        let reply = ask(&guest, name, RecordType::A);
+        assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain, "{name}");
+        assert_eq!(world.names.asked(name), [], "{name}");
+    }
+}

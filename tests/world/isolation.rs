@@ -1,0 +1,79 @@
+//! Guests, the host and its services cannot be reached; not by address, by name or by forgery.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::time::Duration;
+
+use policy::net::GATEWAY_IP;
+use world::client::{self, End, PATIENT};
+use world::wire::Wire;
+use world::world::{EGRESS, HOST, HOST_SERVICE};
+use world::{World, allow};
+
+/// Promise 10. There is no path from one guest to another.
+#[test]
+fn a_guest_reaches_no_other_guest() {
+    let world = World::shared();
+    let api = world.site("api");
+    let (one, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    let heard = Wire::tapped(&other.netns);
+    for number in [80, 443, 1007, 8080] {
+        let reached = one.run(|| {
+            client::connect((other.internal(), number).into(), Duration::from_millis(300))
+                .map(|mut stream| client::read_to_end(&mut stream, &mut Vec::new(), PATIENT))
+        });
+        assert!(matches!(reached, Err(_) | Ok(End::Reset)), "port {number}: {reached:?}");
+    }
+    one.run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
+        let _ = socket.send_to(b"psst", (other.internal(), 9000));
+    });
+    other.reaches(&api);
+    let from_one =
+        |seen: &world::wire::Seen| seen.is_from(one.internal()) || seen.is_to(one.internal());
+    assert!(heard.any(|seen| seen.ports.is_some_and(|(_, to)| to == 443)), "control");
+    assert!(heard.frames(from_one).is_empty());
+    assert!(heard.frames(|seen| seen.ports.is_some_and(|(_, to)| to == 9000)).is_empty());
+}
+
+/// Promise 10. Nor to the host, at any of its addresses, by number or by name.
+#[test]
+fn a_guest_reaches_no_service_of_the_host() {
+    let world = World::shared();
+    let (api, trap) = (world.site("api"), world.site("trap"));
+    let rule = format!(
+        "{}[[rule]]\nallow = [\"{}\"]\nports = [{HOST_SERVICE}]\n",
+        allow(&[&api]),
+        trap.name
+    );
+    let guest = world.guest(&rule);
+    let host_on_link = Ipv4Addr::new(93, 184, 216, 1);
+    for address in [EGRESS, HOST, GATEWAY_IP, host_on_link] {
+        let reply =
+            guest.run(|| client::exchange((address, HOST_SERVICE).into(), &[b"x"], PATIENT));
+        assert_eq!((reply.end, reply.text()), (End::Reset, String::new()), "{address}");
+        world.names.set_turns(&trap.name, 0, vec![vec![address.into()]]);
+        let reply = guest.run(|| client::exchange(trap.at(HOST_SERVICE), &[b"x"], PATIENT));
+        assert_eq!((reply.end, reply.text()), (End::Reset, String::new()), "{address} by name");
+    }
+    let loopback = (Ipv4Addr::LOCALHOST, HOST_SERVICE).into();
+    assert!(guest.run(|| client::connect(loopback, PATIENT)).is_err());
+    guest.reaches(&api);
+}
+
+/// Promise 10. The router's own port is no service: a connection to it does not loop.
+#[test]
+fn a_connection_to_the_routers_own_port_is_refused() {
+    let world = World::shared();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    for address in [GATEWAY_IP, guest.internal()] {
+        for number in [15_000, 22, 1007] {
+            let reached = guest.run(|| {
+                client::connect((address, number).into(), Duration::from_millis(300))
+                    .map(|mut stream| client::read_to_end(&mut stream, &mut Vec::new(), PATIENT))
+            });
+            assert!(matches!(reached, Err(_) | Ok(End::Reset)), "{address}:{number} {reached:?}");
+        }
+    }
+    guest.reaches(&api);
+}

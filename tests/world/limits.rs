@@ -1,0 +1,36 @@
+//! What a guest can make us hold is bounded, and the bound is its own.
+
+use std::io::{Read, Write};
+
+use world::client::{self, End, PATIENT};
+use world::origin::port;
+use world::{World, allow};
+
+/// One guest at its limit is refused more, and takes nothing from another.
+#[test]
+fn a_guest_at_its_limit_of_flows_is_refused_more_and_others_are_not() {
+    const FLOWS: usize = 16;
+    let world = World::with(&format!("[guests]\nflows = {FLOWS}\n"));
+    let (api, echo) = (world.site("api"), world.site("echo"));
+    let rule = format!("{}[[rule]]\nallow = [\"{}\"]\nports = [7]\n", allow(&[&api]), echo.ip);
+    let (greedy, other) = (world.guest(&rule), world.guest(&rule));
+    let mut held = greedy.run(|| {
+        let connect = |_| client::connect(echo.at(port::ECHO), PATIENT).expect("connect");
+        (0..FLOWS).map(connect).collect::<Vec<_>>()
+    });
+    for stream in &mut held {
+        let mut reply = [0];
+        stream.write_all(b"x").and_then(|()| stream.read_exact(&mut reply)).expect("an echo");
+    }
+    let refused = greedy.run(|| client::exchange(echo.at(port::ECHO), &[b"x"], PATIENT));
+    assert_eq!((refused.end, refused.bytes.len()), (End::Reset, 0), "{refused:?}");
+    assert!(refused.took < client::AT_ONCE);
+    greedy.event(&[("outcome", "deny"), ("code", "limit")]);
+    other.reaches(&api);
+    held.pop();
+    world::poll::eventually("a place is free again", PATIENT, || {
+        let reply =
+            greedy.run(|| client::exchange(echo.at(port::ECHO), &[b"x"], client::AT_ONCE / 4));
+        (reply.bytes == b"x").then_some(())
+    });
+}

@@ -1,0 +1,153 @@
+//! A policy is a promise about now: a write acts on what is open, and a bad one changes nothing.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::json;
+use world::client::{self, End, PATIENT};
+use world::origin::port;
+use world::{Guest, Site, World, allow};
+
+fn allow_echo(site: &Site) -> String {
+    format!("[[rule]]\nallow = [\"{}\"]\nports = [{}]\n", site.ip, port::ECHO)
+}
+
+fn open_echo(guest: &Guest<'_>, site: &Site) -> TcpStream {
+    guest.run(|| client::connect(site.at(port::ECHO), PATIENT).expect("connect"))
+}
+
+fn echoes(stream: &mut TcpStream) -> bool {
+    let mut reply = [0; 4];
+    stream.write_all(b"ping").is_ok() && stream.read_exact(&mut reply).is_ok() && &reply == b"ping"
+}
+
+/// Promise 18. The answer comes when the flow is cut, and says so; the guest sees a reset.
+#[test]
+fn a_tightened_policy_cuts_the_open_flow_it_denies_and_no_other() {
+    let world = World::shared();
+    let (kept, cut) = (world.site("kept"), world.site("cut"));
+    let both = allow_echo(&kept) + &allow_echo(&cut);
+    let guest = world.guest(&both);
+    let (mut one, mut other) = (open_echo(&guest, &kept), open_echo(&guest, &cut));
+    assert!(echoes(&mut one) && echoes(&mut other));
+    let wider = guest.set_policy(&(both + &allow(&[&world.site("new")])));
+    assert_eq!((wider.status, &wider.json["cut"]), (200, &json!(0)), "{}", wider.text);
+    assert!(echoes(&mut one) && echoes(&mut other), "a wider policy cuts nothing");
+    let tighter = guest.set_policy(&allow_echo(&kept));
+    assert_eq!(tighter.json["checked"], 2, "{}", tighter.text);
+    assert_eq!(tighter.json["cut"], 1, "{}", tighter.text);
+    let end = client::read_to_end(&mut other, &mut Vec::new(), client::AT_ONCE);
+    assert_eq!(end, End::Reset);
+    assert!(echoes(&mut one));
+    guest.event(&[("kind", "connection"), ("code", "policy-changed")]);
+}
+
+/// Promise 18. The next connection is judged by the new policy.
+#[test]
+fn a_policy_acts_on_the_next_connection_as_soon_as_it_is_answered() {
+    let world = World::shared();
+    let api = world.site("api");
+    let guest = world.guest("");
+    let url = format!("http://{}/", api.name);
+    let resolve = format!("{}:80:{}", api.name, api.ip);
+    for round in 0..3 {
+        let denied = guest.curl(&["--resolve", &resolve, &url]);
+        assert_eq!(denied.status, 403, "round {round}: {}", denied.stderr);
+        assert_eq!(guest.set_policy(&allow(&[&api])).status, 200);
+        let allowed = guest.curl(&["--resolve", &resolve, &url]);
+        assert_eq!(allowed.status, 200, "round {round}: {}", allowed.stderr);
+        assert_eq!(guest.set_policy("").status, 200);
+    }
+    assert_eq!(world.requests(&api.name).len(), 3);
+}
+
+/// Promise 19. The old policy stays, whatever is wrong with the new one.
+#[test]
+fn a_bad_policy_is_refused_with_the_field_and_the_fix_and_the_old_one_stays() {
+    let world = World::shared();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    let path = format!("/v1/sandboxes/{}/policy", guest.name);
+    let before = world.api("GET", &path, &["-H", "accept: application/toml"]).text;
+    let cases = [
+        ("[[rule]]\nalow = [\"a.example.com\"]\n", "rule[0].alow"),
+        ("[[rule]]\nallow = [\"a b\"]\n", "rule[0].allow[0]"),
+        ("[[rule]]\nallow = [\"*.com\"]\n", "rule[0].allow[0]"),
+        ("[[rule]]\nallow = [\"10.0.0.0/33\"]\n", "rule[0].allow[0]"),
+        ("[[rule]]\nallow = [\"0x7f.1\"]\n", "rule[0].allow[0]"),
+        ("[[rule]]\nallow = []\n", "rule[0].allow"),
+        ("[[rule]]\nallow = [\"a.example.com\"]\nports = [\"9-1\"]\n", "rule[0].ports[0]"),
+        ("[[rule]]\nallow = [\"a.example.com\"]\nports = [70000]\n", "rule[0].ports[0]"),
+        ("[[rule]]\nallow = [\"a.example.com\"]\nmethods = [\"get it\"]\n", "rule[0].methods[0]"),
+        ("[[rule]]\nallow = [\"a.example.com\"]\npaths = [\"v1\"]\n", "rule[0].paths[0]"),
+        ("default = \"maybe\"\n", "default"),
+        (
+            "[[rule]]\nallow = [\"a.example.com\"]\n[[rule]]\nallow = [\"A.example.com.\"]\n",
+            "rule[1].allow[0]",
+        ),
+        ("[[rule]\n", ""),
+    ];
+    for (policy, field) in cases {
+        let answer = guest.set_policy(policy);
+        let error = &answer.json["error"];
+        assert_eq!(answer.status, 400, "{policy}{}", answer.text);
+        assert_eq!(error["field"].as_str().unwrap_or_default(), field, "{policy}{error}");
+        assert!(error["fix"].as_str().is_some_and(|fix| !fix.is_empty()), "{policy}{error}");
+        assert!(error["line"].is_number(), "{policy}{error}");
+    }
+    let after = world.api("GET", &path, &["-H", "accept: application/toml"]).text;
+    assert_eq!(before, after);
+    guest.reaches(&api);
+}
+
+/// A layer above can only take away; what it takes is named with the layer.
+#[test]
+fn a_tenants_deny_beats_the_sandboxs_allow() {
+    let world = World::shared();
+    let (api, gist) = (world.site("api"), world.site("gist"));
+    let tenant = world.fresh_name();
+    let guest = world.guest_of(&tenant, &allow(&[&api, &gist]));
+    let deny = format!("default = \"allow\"\n[[rule]]\ndeny = [\"{}\"]\n", gist.name);
+    let toml = ["-H", "content-type: application/toml", "--data-binary", &deny];
+    let set = world.api("PUT", &format!("/v1/tenants/{tenant}/policy"), &toml);
+    assert_eq!((set.status, &set.json["sandboxes"]), (200, &json!(1)), "{}", set.text);
+    guest.reaches(&api);
+    let resolve = format!("{}:80:{}", gist.name, gist.ip);
+    let got = guest.curl(&["--resolve", &resolve, &format!("http://{}/", gist.name)]);
+    assert_eq!(got.status, 403, "{}", got.stderr);
+    assert_eq!(got.json()["error"]["layer"], "tenant", "{}", got.text());
+    assert_eq!(got.json()["error"]["code"], "rule", "{}", got.text());
+    assert_eq!(world.sent_to(gist.ip), []);
+}
+
+/// What `explain` says is what happens.
+#[test]
+fn explain_says_what_happens() {
+    let world = World::shared();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let guest = world.guest(&allow(&[&api]));
+    for (site, allowed) in [(&api, true), (&sink, false)] {
+        let question = json!({ "destination": format!("https://{}/", site.name) }).to_string();
+        let path = format!("/v1/sandboxes/{}/policy/explain", guest.name);
+        let told = world.api("POST", &path, &["--json", &question]);
+        assert_eq!(told.json["allowed"], json!(allowed), "{}", told.text);
+        let hello = client::client_hello(&world.authority, &site.name);
+        let reply = guest.run(|| client::exchange(site.at(443), &[&hello], client::AT_ONCE));
+        assert_eq!(reply.alert().is_none(), allowed, "{reply:?}");
+    }
+}
+
+/// A write that depends on an older revision than the one in force changes nothing.
+#[test]
+fn a_write_on_top_of_a_revision_that_moved_is_refused() {
+    let world = World::shared();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    let path = format!("/v1/sandboxes/{}/policy", guest.name);
+    let moved = guest.set_policy(&allow(&[&api])).json["revision"].as_u64().expect("a revision");
+    let stale = format!("if-match: \"{}\"", moved - 1);
+    let toml = ["-H", &*stale, "-H", "content-type: application/toml", "--data-binary", "# none"];
+    let refused = world.api("PUT", &path, &toml);
+    assert_eq!(refused.status, 412, "{}", refused.text);
+    guest.reaches(&api);
+}

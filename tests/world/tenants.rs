@@ -1,0 +1,127 @@
+//! The control API over TCP: a token is a tenant's, and a tenant is alone.
+
+use serde_json::json;
+use world::daemon::{Answer, Request};
+use world::origin::sum;
+use world::world::HOST;
+use world::{World, client};
+
+const PORT: u16 = 7777;
+
+fn world_with_tokens() -> World {
+    let tokens = ["a", "b"].map(|tenant| {
+        let digest = sum(format!("secret-{tenant}").as_bytes());
+        format!("{{ name = \"{tenant}\", tenant = \"{tenant}\", sha256 = \"{digest}\" }}")
+    });
+    World::with(&format!("[api]\nlisten = \"{HOST}:{PORT}\"\ntoken = [{}]\n", tokens.join(", ")))
+}
+
+fn ask(world: &World, token: &str, method: &str, path: &str, more: &[&str]) -> Answer {
+    let mut curl = world.host.command("curl");
+    if !token.is_empty() {
+        curl.args(["-H", &format!("authorization: Bearer secret-{token}")]);
+    }
+    curl.args(more);
+    Request::by(curl, method, &format!("http://{HOST}:{PORT}{path}")).answer()
+}
+
+/// Promise 22. What is another tenant's does not exist.
+#[test]
+fn a_token_sees_and_touches_only_its_tenants_sandboxes() {
+    let world = world_with_tokens();
+    let (own, other) = (world.fresh_name(), world.fresh_name());
+    assert_eq!(world.create(&own, "a", "").status, 201);
+    assert_eq!(world.create(&other, "b", "").status, 201);
+    let listed = ask(&world, "a", "GET", "/v1/sandboxes", &[]);
+    assert_eq!(listed.json["sandboxes"].as_array().map(Vec::len), Some(1), "{}", listed.text);
+    assert_eq!(listed.json["sandboxes"][0]["name"], own);
+    let toml = ["-H", "content-type: application/toml", "--data-binary", "default = \"allow\""];
+    let question = ["--json", "{\"destination\":\"x.example.com:443\"}"];
+    let rule = ["--json", "{\"allow\":[\"x.example.com\"]}"];
+    let exec = [
+        "-H",
+        "connection: upgrade",
+        "-H",
+        "upgrade: postern-exec",
+        "--json",
+        "{\"argv\":[\"id\"]}",
+    ];
+    let verbs: [(&str, &str, &[&str]); 7] = [
+        ("GET", "", &[]),
+        ("GET", "/policy", &[]),
+        ("PUT", "/policy", &toml),
+        ("POST", "/policy/rules", &rule),
+        ("POST", "/policy/explain", &question),
+        ("POST", "/exec", &exec),
+        ("DELETE", "", &[]),
+    ];
+    let unknown = ask(&world, "a", "GET", "/v1/sandboxes/nobody", &[]);
+    for (method, path, more) in verbs {
+        let answer = ask(&world, "a", method, &format!("/v1/sandboxes/{other}{path}"), more);
+        assert_eq!(answer.status, 404, "{method} {path}: {}", answer.text);
+        assert_eq!(
+            answer.json["error"]["message"], unknown.json["error"]["message"],
+            "{method} {path}"
+        );
+    }
+    assert_eq!(ask(&world, "a", "PUT", "/v1/tenants/b/policy", &toml).status, 404);
+    assert_eq!(ask(&world, "a", "PUT", "/v1/platform/policy", &toml).status, 403);
+    let events = ask(&world, "a", "GET", "/v1/events", &[]);
+    assert!(events.text.contains(&own) && !events.text.contains(&other), "{}", events.text);
+    let foreign = json!({ "name": "x", "tenant": "b", "driver": "external" }).to_string();
+    assert_eq!(ask(&world, "a", "POST", "/v1/sandboxes", &["--json", &foreign]).status, 403);
+    let taken = json!({ "name": other, "driver": "external" }).to_string();
+    assert_eq!(ask(&world, "a", "POST", "/v1/sandboxes", &["--json", &taken]).status, 409);
+    // Nothing of all that did anything, and its own tenant may do it all.
+    assert_eq!(ask(&world, "b", "GET", &format!("/v1/sandboxes/{other}"), &[]).status, 200);
+    assert_eq!(
+        ask(&world, "b", "GET", &format!("/v1/sandboxes/{other}/policy"), &[]).json,
+        json!({"default": "deny"})
+    );
+    assert_eq!(ask(&world, "b", "DELETE", &format!("/v1/sandboxes/{other}"), &[]).status, 204);
+    assert_eq!(ask(&world, "a", "GET", &format!("/v1/sandboxes/{own}"), &[]).status, 200);
+}
+
+/// Promise 22. Without a token, or under a foreign name, nothing is answered.
+#[test]
+fn a_caller_without_a_known_token_or_under_a_foreign_host_name_is_refused() {
+    let world = world_with_tokens();
+    for token in ["", "c", "A"] {
+        let answer = ask(&world, token, "GET", "/v1/sandboxes", &[]);
+        assert_eq!(answer.status, 401, "{token}: {}", answer.text);
+        assert!(answer.json["error"]["fix"].is_string(), "{}", answer.text);
+    }
+    let rebound = ask(&world, "a", "GET", "/v1/sandboxes", &["-H", "host: rebound.attacker.net"]);
+    assert_eq!(rebound.status, 421, "{}", rebound.text);
+    assert_eq!(ask(&world, "a", "GET", "/v1/sandboxes", &[]).status, 200, "control");
+    assert!(!world.daemon().log().contains("secret-a"));
+}
+
+/// Promise 10. The control API is not for guests, even where their policy allows everything.
+#[test]
+fn a_guest_does_not_reach_the_control_api() {
+    let world = world_with_tokens();
+    let api = world.site("api");
+    let trap = world.site("trap");
+    world.names.set(&trap.name, &[HOST.into()]);
+    let rule = format!(
+        "default = \"allow\"\n[[rule]]\nallow = [\"{}\"]\nports = [80, {PORT}]\n",
+        trap.name
+    );
+    let guest = world.guest(&rule);
+    for address in [HOST, world::world::EGRESS, policy::net::GATEWAY_IP] {
+        let request = format!(
+            "GET /v1/sandboxes HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer secret-a\r\n\r\n"
+        );
+        let reply = guest.run(|| {
+            client::exchange((address, PORT).into(), &[request.as_bytes()], client::PATIENT)
+        });
+        assert!(!reply.text().contains("200 OK"), "{address}: {}", reply.text());
+    }
+    let resolve = format!("{}:{PORT}:{}", trap.name, trap.ip);
+    let url = format!("http://{}:{PORT}/v1/health", trap.name);
+    let got = guest.curl(&["--resolve", &resolve, "-H", "authorization: Bearer secret-a", &url]);
+    assert_ne!(got.status, 200, "{}", got.text());
+    assert_eq!(ask(&world, "a", "GET", "/v1/health", &[]).status, 200, "control");
+    guest.reaches(&api);
+}
