@@ -1,1 +1,19 @@
-//! x
+//! microVMs: the tap a guest hangs on, the process it runs in, and how to end both.
+//!
+//! One seam, [`Hypervisor`]; drivers [`qemu`] and [`external`]. Knows one machine at a time, no
+//! policy, no socket of a guest. A process lives longer than the daemon that started it: what is
+//! needed to find it again is a value, [`Process`].
+//!
+//! The modules below are in order, top-down: each may use only modules below itself.
+
+pub mod qemu;
+pub mod external;
+pub mod hypervisor;
+mod cgroup;
+pub mod tap;
+pub mod error;
+
+pub use error::Error;
+pub use external::{External, Hooks};
+pub use hypervisor::{DriverName, Hypervisor, Machine, Process};
+pub use qemu::Qemu;

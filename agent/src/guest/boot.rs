@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ const DISK: &str = "/dev/vda";
 /// How long the disk may take to appear.
 const DISK_APPEARS: Duration = Duration::from_secs(20);
 /// Where the program stays reachable, whatever the disk holds.
-pub(crate) const HOME: &str = "/run/postern";
+const HOME: &str = "/run/postern";
 
 /// Mounts the kernel's file systems, loads the drivers and moves onto the disk.
 pub(crate) fn switch_root() -> io::Result<()> {
@@ -61,12 +60,12 @@ pub(crate) fn switch_root() -> io::Result<()> {
     attach("tmpfs", "/dev/shm", "tmpfs", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, None)
 }
 
-/// Puts this program where the image's links to it point (`poweroff`), and their names beside it.
+/// Puts this program where the image's links to it (`poweroff`) point.
 fn keep_program() -> io::Result<()> {
     let home = format!("/root{HOME}");
     fs::create_dir_all(&home)?;
     fs::copy("/init", format!("{home}/postern-guest"))?;
-    symlink("postern-guest", format!("{home}/poweroff"))
+    Ok(())
 }
 
 fn load_modules() -> io::Result<()> {

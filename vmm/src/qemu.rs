@@ -1,0 +1,218 @@
+//! The driver for QEMU: one process per microVM, that knows one guest and owns nothing else.
+//!
+//! This file is the order of a start and of a stop. The process runs as a user of its own, without
+//! capabilities, in its own session and control group; it opens nothing itself, every file and
+//! socket is handed to it open. It never depends on the daemon being alive.
+
+mod report;
+mod accel;
+mod command;
+mod launch;
+mod console;
+mod control;
+mod disk;
+mod find;
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::sync::OnceCell;
+
+use crate::cgroup;
+use crate::error::Error;
+use crate::hypervisor::{DriverName, HostProcess, Hypervisor, Machine, Process};
+
+pub use accel::{Accel, Choice};
+pub use report::Report;
+
+/// How long the guest gets to power off when asked, unless [`Qemu::with_grace`] says otherwise.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long the kernel gets to end a killed process.
+const AFTER_KILL: Duration = Duration::from_secs(10);
+
+/// The driver. Clones share what was found out about this host.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    binary: PathBuf,
+    grace: Duration,
+    accel: Arc<OnceCell<Choice>>,
+}
+
+impl Qemu {
+    /// A driver that runs this `qemu-system-x86_64`. Nothing is run yet.
+    #[must_use]
+    pub fn new(binary: impl Into<PathBuf>) -> Self {
+        Self { binary: binary.into(), grace: GRACE, accel: Arc::default() }
+    }
+
+    /// How long a guest gets to power off before its process is killed.
+    #[must_use]
+    pub fn with_grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
+    }
+
+    /// What this host's guests run on, found by trying; asked once.
+    pub async fn accel(&self) -> &Choice {
+        self.accel.get_or_init(|| accel::choose(&self.binary)).await
+    }
+
+    /// The running process of a machine whose [`Process`] was not written down.
+    #[must_use]
+    pub fn find(&self, machine: &Machine) -> Option<Process> {
+        find::find(machine)
+    }
+
+    /// What this host offers and lacks, for `postern doctor`. `image` is the directory of `vmlinuz`,
+    /// `initrd.img` and `root.ext4`.
+    pub async fn report(&self, image: &Path) -> Report {
+        report::look(&self.binary, self.accel().await.clone(), image).await
+    }
+}
+
+impl Hypervisor for Qemu {
+    async fn start(&self, machine: &Machine, tap: OwnedFd) -> Result<Process, Error> {
+        let accel = self.accel().await.accel;
+        make_dir(&machine.run_dir)?;
+        disk::make_overlay(&machine.base, &machine.disk).await?;
+        let marker = read_trimmed(Path::new("/proc/sys/kernel/random/uuid"))?;
+        let mut process = Process::new(DriverName::Qemu, machine, None);
+        let given = launch::Given {
+            tap,
+            control: listen(&process.control_socket())?,
+            console: listen(&process.console_socket())?,
+            base: disk::open(&machine.base, false)?,
+            disk: disk::open(&machine.disk, true)?,
+            kernel: disk::open(&machine.kernel, false)?,
+            initrd: disk::open(&machine.initrd, false)?,
+        };
+        let groups = cgroup::create(&machine.name, cgroup::Limits::of(machine))?;
+        let argv = command::argv(&self.binary, machine, accel, &marker);
+        let started = launch::launch(argv, machine, accel, &groups, given, marker);
+        let host = started.await.inspect_err(|_| {
+            cgroup::remove(&groups);
+            remove_sockets(&process);
+        })?;
+        tracing::info!(sandbox = %machine.name, pid = host.pid, ?accel, "microVM started");
+        process.host = Some(host);
+        console::follow(&process);
+        Ok(process)
+    }
+
+    async fn adopt(&self, process: &Process) -> bool {
+        let alive = self.is_running(process);
+        if alive {
+            console::follow(process);
+        }
+        alive
+    }
+
+    fn is_running(&self, process: &Process) -> bool {
+        process.host.as_ref().is_some_and(HostProcess::is_alive)
+    }
+
+    async fn stop(&self, process: &Process) -> Result<(), Error> {
+        if process.driver != DriverName::Qemu {
+            return Err(Error::OtherDriver(process.driver.as_str()));
+        }
+        let Some(host) = &process.host else { return Ok(()) };
+        if let Some(handle) = handle(host)? {
+            if let Err(error) = control::power_down(&process.control_socket(), host.pid).await {
+                tracing::warn!(sandbox = %process.name, %error, "power button out of reach");
+            } else if !ended(&handle, self.grace, host).await? {
+                tracing::warn!(sandbox = %process.name, grace = ?self.grace, "guest did not power off");
+            }
+            kill(&handle, host)?;
+            if !ended(&handle, AFTER_KILL, host).await? {
+                return Err(Error::Survivor { pid: host.pid, limit: AFTER_KILL });
+            }
+        }
+        cgroup::remove(&host.groups);
+        remove_sockets(process);
+        Ok(())
+    }
+}
+
+/// A handle on this very process, `None` when it is gone. Taken first and checked after, so that
+/// what the handle points at is what was checked.
+fn handle(host: &HostProcess) -> Result<Option<OwnedFd>, Error> {
+    let Some(pid) = i32::try_from(host.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+    match pidfd_open(pid, PidfdFlags::NONBLOCK) {
+        Ok(handle) => Ok(host.is_alive().then_some(handle)),
+        Err(rustix::io::Errno::SRCH) => Ok(None),
+        Err(source) => Err(file("open a handle on", &proc_dir(host), source.into())),
+    }
+}
+
+fn kill(handle: &OwnedFd, host: &HostProcess) -> Result<(), Error> {
+    match pidfd_send_signal(handle, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(source) => Err(file("kill", &proc_dir(host), source.into())),
+    }
+}
+
+/// Waits for the process to end, which makes its handle readable; false when the time is over.
+async fn ended(handle: &OwnedFd, limit: Duration, host: &HostProcess) -> Result<bool, Error> {
+    let wait = |source| file("wait for", &proc_dir(host), source);
+    let handle = handle.try_clone().map_err(wait)?;
+    let poll = move || {
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        retry_on_intr(|| poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&limit)))
+            .map_err(io::Error::from)
+    };
+    let ready = tokio::task::spawn_blocking(poll).await;
+    ready.unwrap_or_else(|lost| Err(lost.into())).map(|ready| ready > 0).map_err(wait)
+}
+
+fn proc_dir(host: &HostProcess) -> PathBuf {
+    PathBuf::from(format!("/proc/{}", host.pid))
+}
+
+/// A socket only we can connect to, made by us, so that the process needs no directory to write in.
+fn listen(path: &Path) -> Result<OwnedFd, Error> {
+    remove_file(path);
+    let make = || {
+        let listener = UnixListener::bind(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        Ok(listener.into())
+    };
+    make().map_err(|source| file("listen on", path, source))
+}
+
+fn remove_sockets(process: &Process) {
+    remove_file(&process.control_socket());
+    remove_file(&process.console_socket());
+}
+
+fn remove_file(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "not removed");
+    }
+}
+
+fn make_dir(path: &Path) -> Result<(), Error> {
+    let make = || {
+        fs::create_dir_all(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+    };
+    make().map_err(|source| file("make", path, source))
+}
+
+fn read_trimmed(path: &Path) -> Result<String, Error> {
+    let text = fs::read_to_string(path).map_err(|source| file("read", path, source))?;
+    Ok(text.trim().to_owned())
+}
+
+fn file(act: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::File { act, path: path.to_owned(), source }
+}

@@ -1,0 +1,98 @@
+//! QEMU's command line as a value: what hardware a guest sees and how little the process may do.
+//!
+//! Pure. Names no path: every file arrives open, at the numbers below.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use policy::net::{AGENT_PORT, GATEWAY_IP, GUEST_IP, GUEST_MAC, GUEST_PREFIX};
+
+use super::accel::Accel;
+use crate::hypervisor::Machine;
+
+/// Descriptors of the process beside its standard ones.
+pub(super) const TAP: i32 = 3;
+pub(super) const CONTROL: i32 = 4;
+pub(super) const CONSOLE: i32 = 5;
+pub(super) const BASE: i32 = 6;
+pub(super) const DISK: i32 = 7;
+pub(super) const KERNEL: i32 = 8;
+pub(super) const INITRD: i32 = 9;
+
+/// Program and arguments.
+pub(super) fn argv(binary: &Path, machine: &Machine, accel: Accel, marker: &str) -> Vec<OsString> {
+    let Machine { name, memory_mib, vcpus, .. } = machine;
+    let [a, b, c, d, e, f] = GUEST_MAC;
+    let accelerator = match accel {
+        Accel::Kvm => "kvm".to_owned(),
+        Accel::Tcg => "tcg,tb-size=128".to_owned(),
+    };
+    let options = [
+        ("-name", format!("postern-{name}")),
+        ("-uuid", marker.to_owned()),
+        ("-machine", MACHINE.to_owned()),
+        ("-accel", accelerator),
+        ("-cpu", "max".to_owned()),
+        ("-m", format!("{memory_mib}M")),
+        ("-smp", vcpus.to_string()),
+        ("-display", "none".to_owned()),
+        ("-chardev", format!("socket,id=control,fd={CONTROL},server=on,wait=off")),
+        ("-mon", "chardev=control,mode=control".to_owned()),
+        ("-chardev", format!("socket,id=console,fd={CONSOLE},server=on,wait=off")),
+        ("-serial", "chardev:console".to_owned()),
+        ("-add-fd", format!("fd={BASE},set=1")),
+        ("-add-fd", format!("fd={DISK},set=2")),
+        (
+            "-blockdev",
+            "driver=raw,node-name=base,read-only=on,file.driver=file,file.filename=/dev/fdset/1"
+                .to_owned(),
+        ),
+        (
+            "-blockdev",
+            "driver=qcow2,node-name=disk,backing=base,file.driver=file,file.filename=/dev/fdset/2"
+                .to_owned(),
+        ),
+        ("-device", format!("virtio-blk-{BUS},drive=disk")),
+        ("-netdev", format!("tap,id=net,fd={TAP},vhost=off")),
+        (
+            "-device",
+            format!(
+                "virtio-net-{BUS},netdev=net,mac={a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"
+            ),
+        ),
+        ("-object", "rng-builtin,id=random".to_owned()),
+        ("-device", format!("virtio-rng-{BUS},rng=random")),
+        ("-kernel", format!("/proc/self/fd/{KERNEL}")),
+        ("-initrd", format!("/proc/self/fd/{INITRD}")),
+        ("-append", cmdline(machine, accel)),
+        (
+            "-sandbox",
+            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned(),
+        ),
+    ];
+    let flags = ["-nodefaults", "-no-user-config", "-no-reboot"];
+    let options = options.into_iter().flat_map(|(option, value)| [option.into(), value.into()]);
+    std::iter::once(binary.into()).chain(flags.map(OsString::from)).chain(options).collect()
+}
+
+const MACHINE: &str = "pc-q35-7.2,usb=off,smm=off,vmport=off,i8042=off,sata=off,smbus=off,hpet=off";
+const BUS: &str = "pci";
+
+/// The kernel's command line: quiet, because a console costs an exit a byte; no IPv6, which the
+/// guests' world has not; and what the guest's process 1 must know.
+fn cmdline(machine: &Machine, accel: Accel) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let tuned = match accel {
+        Accel::Kvm => "",
+        // Translated code has none of the processor's leaks, only the cost of the cures.
+        Accel::Tcg => " mitigations=off",
+    };
+    let Machine { name, cmdline, .. } = machine;
+    let words = format!(
+        "console=ttyS0 quiet panic=-1 reboot=t ipv6.disable=1 net.ifnames=0 random.trust_cpu=on\
+         {tuned} postern.name={name} postern.address={GUEST_IP}/{GUEST_PREFIX} \
+         postern.gateway={GATEWAY_IP} postern.port={AGENT_PORT} postern.clock={now} {cmdline}"
+    );
+    words.trim_end().to_owned()
+}

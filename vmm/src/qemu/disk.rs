@@ -1,0 +1,34 @@
+//! The guest's disk: a private overlay over the image's root, which is never written.
+
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use tokio::process::Command;
+
+use crate::error::{Error, said};
+
+/// Makes the overlay unless it is there.
+pub(super) async fn make_overlay(base: &Path, overlay: &Path) -> Result<(), Error> {
+    if overlay.exists() {
+        return Ok(());
+    }
+    let program = || "qemu-img".to_owned();
+    let output = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
+        .arg(base)
+        .arg(overlay)
+        .output()
+        .await
+        .map_err(|source| Error::Program { program: program(), source })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Error::Failed { program: program(), said: said(Some(output.status), &output.stderr) })
+}
+
+/// Opens a file of the machine for its process.
+pub(super) fn open(path: &Path, write: bool) -> Result<OwnedFd, Error> {
+    let opened = OpenOptions::new().read(true).write(write).open(path);
+    opened.map(OwnedFd::from).map_err(|source| super::file("open", path, source))
+}

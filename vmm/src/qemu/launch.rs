@@ -1,0 +1,169 @@
+//! From an argv to a process that owns nothing but what it was given.
+//!
+//! The daemon is a program of many threads and must not run its own code between fork and exec, so
+//! a few lines of shell and two small tools step down: control group, limits, session, user.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use command_fds::{CommandFdExt, FdMapping};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::accel::Accel;
+use super::{command, control};
+use crate::error::{Error, said};
+use crate::hypervisor::{HostProcess, Machine, Process, stat};
+
+/// How long QEMU may take to its greeting on a busy host.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Bytes a file of the process may grow beyond the size of its disk.
+const SLACK: u64 = 64 << 20;
+
+/// Arguments: blocks of 512 bytes, control groups, `--`, command. Joining a group before becoming
+/// the hypervisor leaves no page uncounted; no core dump may hold a guest's memory; the kernel takes
+/// a guest before the daemon when memory is short.
+const STEP_DOWN: &str = r#"set -eu
+ulimit -c 0
+ulimit -n 256
+ulimit -f "$1"
+shift
+while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs"; shift; done
+shift
+echo 800 >/proc/self/oom_score_adj
+cd /
+exec "$@"
+"#;
+
+/// What the process gets, open.
+#[derive(Debug)]
+pub(super) struct Given {
+    pub(super) tap: OwnedFd,
+    pub(super) control: OwnedFd,
+    pub(super) console: OwnedFd,
+    pub(super) base: OwnedFd,
+    pub(super) disk: OwnedFd,
+    pub(super) kernel: OwnedFd,
+    pub(super) initrd: OwnedFd,
+}
+
+/// Starts the process and returns when it answers on its control socket.
+pub(super) async fn launch(
+    argv: Vec<OsString>,
+    machine: &Machine,
+    accel: Accel,
+    groups: &[PathBuf],
+    given: Given,
+    marker: String,
+) -> Result<HostProcess, Error> {
+    let program = || argv.first().map_or_else(String::new, |it| it.to_string_lossy().into_owned());
+    let failed = |source| Error::Program { program: program(), source };
+    let log = machine.run_dir.join("qemu.log");
+    let mut child = {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", STEP_DOWN, "sh", &file_limit(&machine.base)?.to_string()]);
+        command.args(groups).arg("--").arg("setsid").args(user(machine.uid, accel)).args(&argv);
+        let log = create(&log)?;
+        command
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().map_err(failed)?)
+            .stderr(log)
+            .fd_mappings(mappings(given))
+            .map_err(|collision| failed(std::io::Error::other(collision)))?;
+        // The command holds our copies of what is given: it must not outlive this block.
+        command.spawn().map_err(failed)?
+    };
+    let started = identify(&child, marker, groups).ok_or(());
+    let socket = control_socket(machine);
+    let greeted = tokio::select! {
+        greeting = timeout(LIMIT, control::greeting(&socket)) => Some(greeting),
+        _ended = child.wait() => None,
+    };
+    match (started, greeted) {
+        (Ok(host), Some(Ok(Ok(())))) => {
+            reap(child, host.pid);
+            Ok(host)
+        }
+        (_, Some(Err(_elapsed))) => {
+            end(child).await;
+            Err(Error::Slow { program: program(), limit: LIMIT })
+        }
+        _ => {
+            end(child).await;
+            let words = fs::read(&log).unwrap_or_default();
+            Err(Error::Failed { program: program(), said: said(None, &words) })
+        }
+    }
+}
+
+fn identify(child: &Child, marker: String, groups: &[PathBuf]) -> Option<HostProcess> {
+    let pid = child.id()?;
+    let (_, start_time) = stat(pid)?;
+    Some(HostProcess { pid, start_time, marker, groups: groups.to_vec() })
+}
+
+/// Notices the end of our own child: nobody else can, and it would stay a zombie.
+fn reap(mut child: Child, pid: u32) {
+    tokio::spawn(async move {
+        match child.wait().await {
+            Ok(status) => tracing::info!(pid, %status, "microVM ended"),
+            Err(error) => tracing::warn!(pid, %error, "microVM's end not seen"),
+        }
+    });
+}
+
+async fn end(mut child: Child) {
+    if let Err(error) = child.kill().await {
+        tracing::warn!(%error, "failed process not killed");
+    }
+}
+
+fn control_socket(machine: &Machine) -> PathBuf {
+    Process::new(crate::hypervisor::DriverName::Qemu, machine, None).control_socket()
+}
+
+/// Everything a superuser has is given up; a KVM guest keeps the group that may open `/dev/kvm`.
+fn user(uid: u32, accel: Accel) -> Vec<String> {
+    let kvm = match accel {
+        Accel::Kvm => fs::metadata("/dev/kvm").ok().map(|device| device.gid()),
+        Accel::Tcg => None,
+    };
+    let groups = kvm.map_or_else(|| "--clear-groups".to_owned(), |gid| format!("--groups={gid}"));
+    let ids = [format!("--reuid={uid}"), format!("--regid={uid}"), groups];
+    let none = ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"];
+    let none = none.into_iter().map(str::to_owned);
+    std::iter::once("setpriv".to_owned()).chain(ids).chain(none).chain(["--".to_owned()]).collect()
+}
+
+fn mappings(given: Given) -> Vec<FdMapping> {
+    [
+        (given.tap, command::TAP),
+        (given.control, command::CONTROL),
+        (given.console, command::CONSOLE),
+        (given.base, command::BASE),
+        (given.disk, command::DISK),
+        (given.kernel, command::KERNEL),
+        (given.initrd, command::INITRD),
+    ]
+    .map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd })
+    .into()
+}
+
+/// No file of the process grows beyond its disk, whatever a guest that broke out of QEMU writes.
+fn file_limit(base: &Path) -> Result<u64, Error> {
+    let size = fs::metadata(base).map_err(|source| super::file("look at", base, source))?.len();
+    Ok((size + size / 64 + SLACK) / 512)
+}
+
+fn create(log: &Path) -> Result<File, Error> {
+    let mut options = OpenOptions::new();
+    options.create(true).write(true).truncate(true).append(false).mode(0o600);
+    options.open(log).map_err(|source| super::file("write", log, source))
+}
