@@ -5,10 +5,10 @@
 //! only in the guests' namespace.
 
 mod apply;
+mod netlink;
 mod layout;
 mod encode;
 mod decode;
-mod netlink;
 mod print;
 mod rule;
 mod field;

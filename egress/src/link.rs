@@ -31,9 +31,7 @@ pub async fn prepare(world: &World, slot: Slot) -> Result<(), Error> {
     let link = find(world, slot).await?.ok_or(Error::NoTap(slot))?;
     let index = link.header.index;
     world.run(move || settings(slot)).await??;
-    let named = LinkUnspec::new_with_index(index)
-        .address(GATEWAY_MAC.to_vec())
-        .build();
+    let named = LinkUnspec::new_with_index(index).address(GATEWAY_MAC.to_vec()).build();
     let netlink = world.netlink();
     netlink.link().set(named).execute().await.map_err(failed("set the MAC address", slot))?;
     let mut address = netlink.address().add(index, IpAddr::V4(GATEWAY_IP), 32);
@@ -82,7 +80,8 @@ pub async fn carrier(world: &World, slot: Slot, patience: Duration) -> Result<bo
     let deadline = Instant::now() + patience;
     loop {
         let link = find(world, slot).await?.ok_or(Error::NoTap(slot))?;
-        if link.header.flags.contains(LinkFlags::LowerUp) {
+        // Not LowerUp: the kernel throws away what is sent until it has noticed the carrier.
+        if link.header.flags.contains(LinkFlags::LowerUp | LinkFlags::Running) {
             return Ok(true);
         }
         if Instant::now() >= deadline {
@@ -104,7 +103,8 @@ pub async fn down(world: &World, slot: Slot) -> Result<(), Error> {
     let fallen = LinkUnspec::new_with_index(index).down().build();
     netlink.link().set(fallen).execute().await.map_err(failed("set the state", slot))?;
     let listed = netlink.address().get().set_link_index_filter(index).execute();
-    let addresses: Vec<_> = listed.try_collect().await.map_err(failed("list the addresses", slot))?;
+    let addresses: Vec<_> =
+        listed.try_collect().await.map_err(failed("list the addresses", slot))?;
     for address in addresses {
         let removed = netlink.address().del(address).execute().await;
         removed.map_err(failed("remove an address", slot))?;
@@ -153,9 +153,12 @@ async fn find(world: &World, slot: Slot) -> Result<Option<LinkMessage>, Error> {
 /// What the namespace's defaults already say, said again for a tap that is older than they are.
 fn settings(slot: Slot) -> Result<(), Error> {
     let tap = slot.tap();
-    for (name, value) in
-        [("rp_filter", "0"), ("arp_ignore", "1"), ("send_redirects", "0"), ("accept_redirects", "0")]
-    {
+    for (name, value) in [
+        ("rp_filter", "0"),
+        ("arp_ignore", "1"),
+        ("send_redirects", "0"),
+        ("accept_redirects", "0"),
+    ] {
         sysctl(&format!("net/ipv4/conf/{tap}/{name}"), value)?;
     }
     sysctl(&format!("net/ipv6/conf/{tap}/disable_ipv6"), "1")

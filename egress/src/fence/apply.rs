@@ -105,11 +105,7 @@ fn find_chain(family: Family, name: &str) -> Result<Option<HeldChain>, Error> {
 }
 
 /// Asks until the answer is of one moment.
-fn ask<T>(
-    question: &[u8],
-    what: &str,
-    take: impl Fn(&[u8]) -> Option<T>,
-) -> Result<Vec<T>, Error> {
+fn ask<T>(question: &[u8], what: &str, take: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>, Error> {
     let answers = [Kind::NewChain, Kind::NewRule, Kind::NewElements].map(Kind::number);
     for _ in 0..DUMPS {
         let mut taken = Vec::new();

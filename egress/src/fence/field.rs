@@ -31,6 +31,8 @@ pub(crate) enum Shown {
     Flags(&'static [(u8, &'static str)]),
     /// A number in the byte order of the machine.
     Mark,
+    /// A link type in the byte order of the machine; we know Ethernet only.
+    LinkType,
     /// A name of an interface, padded with NUL; a shorter value is a prefix.
     Interface,
     Named(&'static [(&'static [u8], &'static str)]),
@@ -51,6 +53,8 @@ const fn meta(name: &'static str, key: u32, shown: Shown) -> Field {
 pub(crate) const ETHERTYPE_IP: [u8; 2] = [0x08, 0x00];
 pub(crate) const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
 pub(crate) const ETHERTYPE_IP6: [u8; 2] = [0x86, 0xdd];
+/// The link type of Ethernet (`linux/if_arp.h`), in the byte order of the machine.
+pub(crate) const ARPHRD_ETHER: [u8; 2] = 1_u16.to_ne_bytes();
 pub(crate) const ICMP: [u8; 1] = [1];
 pub(crate) const TCP: [u8; 1] = [6];
 pub(crate) const UDP: [u8; 1] = [17];
@@ -72,6 +76,7 @@ const TCP_FLAGS: Shown = Shown::Flags(&[(0x02, "syn"), (0x04, "rst"), (0x10, "ac
 pub(crate) const META_PROTOCOL: Field = meta("meta protocol", 1, ETHERTYPES);
 pub(crate) const META_MARK: Field = meta("meta mark", 3, Shown::Mark);
 pub(crate) const IIFNAME: Field = meta("iifname", 6, Shown::Interface);
+pub(crate) const META_IIFTYPE: Field = meta("meta iiftype", 8, Shown::LinkType);
 pub(crate) const OIFNAME: Field = meta("oifname", 7, Shown::Interface);
 pub(crate) const META_NFPROTO: Field = meta("meta nfproto", 15, NF_FAMILIES);
 /// Only there when the kernel could read the IPv4 header: a rule that asks for it fails otherwise.

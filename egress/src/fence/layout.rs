@@ -65,38 +65,52 @@ pub fn base(divert_port: u16) -> Ruleset {
         hook: Some(Hook { point, priority, device: None }),
         rules,
     };
-    let netdev =
-        Table { family: Family::Netdev, sets: vec![nowhere()], chains: Vec::new() };
+    let netdev = Table { family: Family::Netdev, sets: vec![nowhere()], chains: Vec::new() };
     let inet = Table {
         family: Family::Inet,
         sets: Vec::new(),
         chains: vec![
-            chain("divert", Point::Prerouting, MANGLE, vec![
-                Rule::new([is(IIFNAME, interface("lo")), Expr::Accept]),
-                divert(&[is(META_L4PROTO, TCP)], divert_port),
-                divert(&udp_to_dns(), DNS_PORT),
-            ]),
-            chain("input", Point::Input, 0, vec![
-                Rule::new([is(IIFNAME, interface("lo")), Expr::Accept]),
-                Rule::new([from_tap(), marked(), Expr::Accept]),
-            ]),
+            chain(
+                "divert",
+                Point::Prerouting,
+                MANGLE,
+                vec![
+                    Rule::new([is(IIFNAME, interface("lo")), Expr::Accept]),
+                    divert(&[is(META_L4PROTO, TCP)], divert_port),
+                    divert(&udp_to_dns(), DNS_PORT),
+                ],
+            ),
+            chain(
+                "input",
+                Point::Input,
+                0,
+                vec![
+                    Rule::new([is(IIFNAME, interface("lo")), Expr::Accept]),
+                    Rule::new([from_tap(), marked(), Expr::Accept]),
+                ],
+            ),
             chain("forward", Point::Forward, 0, Vec::new()),
-            chain("output", Point::Output, 0, vec![
-                Rule::new([is(OIFNAME, interface("lo")), Expr::Accept]),
-                Rule::new([
-                    to_tap(),
-                    is(META_NFPROTO, [2]),
-                    is(META_L4PROTO, ICMP),
-                    is(ICMP_TYPE, [5]),
-                    Expr::Drop,
-                ]),
-                Rule::new([
-                    to_tap(),
-                    is(META_NFPROTO, [2]),
-                    is(IP_DADDR, internal_prefix()),
-                    Expr::Accept,
-                ]),
-            ]),
+            chain(
+                "output",
+                Point::Output,
+                0,
+                vec![
+                    Rule::new([is(OIFNAME, interface("lo")), Expr::Accept]),
+                    Rule::new([
+                        to_tap(),
+                        is(META_NFPROTO, [2]),
+                        is(META_L4PROTO, ICMP),
+                        is(ICMP_TYPE, [5]),
+                        Expr::Drop,
+                    ]),
+                    Rule::new([
+                        to_tap(),
+                        is(META_NFPROTO, [2]),
+                        is(IP_DADDR, internal_prefix()),
+                        Expr::Accept,
+                    ]),
+                ],
+            ),
         ],
     };
     Ruleset(vec![netdev, inet])
@@ -129,8 +143,10 @@ pub(crate) fn slot_of_chain(name: &str) -> Option<Slot> {
 fn in_rules(slot: Slot, fence: &SlotFence, guest: String) -> Vec<Rule> {
     let why = |reason, matched: &[Expr]| refusal(slot, fence, reason, matched, Expr::Drop);
     let plain_header = [0x45];
+    let to_nowhere = || Expr::In { field: IP_DADDR, set: NOWHERE, inside: true };
     let mut rules = vec![
         Rule::new([
+            ethernet(),
             is(ETHER_TYPE, ETHERTYPE_IP),
             is(ETHER_DADDR, GATEWAY_MAC),
             is(ETHER_SADDR, GUEST_MAC),
@@ -144,25 +160,22 @@ fn in_rules(slot: Slot, fence: &SlotFence, guest: String) -> Vec<Rule> {
         arp_request([0xff; 6]),
     ];
     let named = [
-        why(Reason::Spoof, &[is_not(ETHER_SADDR, GUEST_MAC)]),
-        why(Reason::Arp, &[is(ETHER_TYPE, ETHERTYPE_ARP)]),
-        why(Reason::Ipv6, &[is(ETHER_TYPE, ETHERTYPE_IP6)]),
-        why(Reason::Ethertype, &[is_not(ETHER_TYPE, ETHERTYPE_IP)]),
-        why(Reason::Spoof, &[is_not(IP_SADDR, GUEST_IP.octets())]),
-        why(Reason::Destination, &[is_not(ETHER_DADDR, GATEWAY_MAC)]),
+        why(Reason::Spoof, &[ethernet(), is_not(ETHER_SADDR, GUEST_MAC)]),
+        why(Reason::Arp, &[ethernet(), is(ETHER_TYPE, ETHERTYPE_ARP)]),
+        why(Reason::Ipv6, &[ethernet(), is(ETHER_TYPE, ETHERTYPE_IP6)]),
+        why(Reason::Ethertype, &[ethernet(), is_not(ETHER_TYPE, ETHERTYPE_IP)]),
+        why(Reason::Spoof, &[ip(), is_not(IP_SADDR, GUEST_IP.octets())]),
+        why(Reason::Destination, &[ethernet(), is_not(ETHER_DADDR, GATEWAY_MAC)]),
         why(Reason::IpOptions, &[is_not(IP_VERSION_IHL, plain_header)]),
-        why(Reason::Fragment, &[masked(IP_FRAG_OFF, [0x3f, 0xff], false, [0, 0])]),
+        why(Reason::Fragment, &[ip(), masked(IP_FRAG_OFF, [0x3f, 0xff], false, [0, 0])]),
         refusal(
             slot,
             fence,
             Reason::Destination,
-            &[
-                Expr::In { field: IP_DADDR, set: NOWHERE, inside: true },
-                is(META_L4PROTO, TCP),
-            ],
+            &[ip(), to_nowhere(), is(META_L4PROTO, TCP)],
             Expr::RejectReset,
         ),
-        why(Reason::Destination, &[Expr::In { field: IP_DADDR, set: NOWHERE, inside: true }]),
+        why(Reason::Destination, &[ip(), to_nowhere()]),
         why(Reason::Protocol, &[is_not(META_L4PROTO, TCP), is_not(META_L4PROTO, UDP)]),
         why(Reason::Malformed, &[]),
     ];
@@ -173,6 +186,7 @@ fn in_rules(slot: Slot, fence: &SlotFence, guest: String) -> Vec<Rule> {
 /// The guest asks for its gateway, in person, and nothing else.
 fn arp_request(to: [u8; 6]) -> Rule {
     Rule::new([
+        ethernet(),
         is(ETHER_TYPE, ETHERTYPE_ARP),
         is(ETHER_DADDR, to),
         is(ETHER_SADDR, GUEST_MAC),
@@ -193,21 +207,21 @@ fn arp_request(to: [u8; 6]) -> Rule {
 fn guest_rules(slot: Slot, fence: &SlotFence) -> Vec<Rule> {
     let admit = [rewrite(IP_SADDR, slot.address()), Expr::Accept];
     let opening = |equal| {
-        [is(META_L4PROTO, TCP), masked(TCP_FLAG_BITS, [0x12], equal, [0x02])]
+        [ip(), is(META_L4PROTO, TCP), masked(TCP_FLAG_BITS, [0x12], equal, [0x02])]
     };
     let rate = Expr::Limit { rate: fence.syn_rate, burst: fence.syn_burst };
-    let dport = |port: u16| [is(META_L4PROTO, UDP), is(UDP_DPORT, port.to_be_bytes())];
-    let whole = [is(META_PROTOCOL, ETHERTYPE_IP), is(META_L4PROTO, UDP)];
-    let quic = [&whole[..], &[is(UDP_DPORT, QUIC_PORT.to_be_bytes())]].concat();
+    let udp_to =
+        |port: u16| [ip(), is(META_L4PROTO, UDP), is(UDP_DPORT, port.to_be_bytes())];
+    let udp = [ip(), is(META_L4PROTO, UDP)];
     let mut rules = vec![
         Rule::new([&opening(false)[..], &admit].concat()),
         Rule::new([&opening(true)[..], &[rate], &admit].concat()),
-        Rule::new([&dport(DNS_PORT)[..], &admit].concat()),
+        Rule::new([&udp_to(DNS_PORT)[..], &admit].concat()),
     ];
     let named = [
         refusal(slot, fence, Reason::SynRate, &opening(true), Expr::Drop),
-        refusal(slot, fence, Reason::Quic, &quic, Expr::RejectProhibited),
-        refusal(slot, fence, Reason::Udp, &whole, Expr::RejectProhibited),
+        refusal(slot, fence, Reason::Quic, &udp_to(QUIC_PORT), Expr::RejectProhibited),
+        refusal(slot, fence, Reason::Udp, &udp, Expr::RejectProhibited),
     ];
     rules.extend(named.into_iter().flatten());
     rules
@@ -217,13 +231,10 @@ fn guest_rules(slot: Slot, fence: &SlotFence) -> Vec<Rule> {
 /// packet must be the guest's own again, and what the chains above refuse with.
 fn out_rules(slot: Slot) -> Vec<Rule> {
     let ours = slot.address().octets();
-    let ip = || is(ETHER_TYPE, ETHERTYPE_IP);
     let to_slot = || is(IP_DADDR, ours);
     let to_guest = || is(IP_DADDR, GUEST_IP.octets());
     let deliver = || [rewrite(IP_DADDR, GUEST_IP), Expr::Accept];
-    let mut rules =
-        vec![Rule::new([&[ip(), is_not(IP_PROTOCOL, ICMP), to_slot()][..], &deliver()].concat())];
-    rules.extend([3, 11, 12].map(|icmp_type| {
+    let quoting = |icmp_type| {
         Rule::new([
             ip(),
             to_slot(),
@@ -237,35 +248,51 @@ fn out_rules(slot: Slot) -> Vec<Rule> {
                 pseudo_header: false,
             },
         ])
-    }));
-    rules.push(Rule::new([&[ip(), to_slot()][..], &deliver()].concat()));
-    rules.push(Rule::new([
-        ip(),
-        to_guest(),
-        is(META_L4PROTO, ICMP),
-        is(ICMP_TYPE, [3]),
-        is(ICMP_CODE, [13]),
-        Expr::Accept,
-    ]));
-    rules.push(Rule::new([
-        ip(),
-        to_guest(),
-        is(META_L4PROTO, TCP),
-        masked(TCP_FLAG_BITS, [0x04], true, [0x04]),
-        Expr::Accept,
-    ]));
-    rules.push(Rule::new([
-        is(ETHER_TYPE, ETHERTYPE_ARP),
-        is(ARP_OPERATION, [0, 2]),
-        is(ARP_SADDR_IP, GATEWAY_IP.octets()),
-        is(ARP_DADDR_IP, GUEST_IP.octets()),
-        Expr::Accept,
-    ]));
-    rules.push(Rule {
-        exprs: vec![Expr::Counter, Expr::Drop],
-        comment: Some(Reason::Stray.tag(slot)),
-    });
-    rules
+    };
+    vec![
+        Rule::new([&[ip(), is_not(IP_PROTOCOL, ICMP), to_slot()][..], &deliver()].concat()),
+        quoting(3),
+        quoting(11),
+        quoting(12),
+        Rule::new([&[ip(), to_slot()][..], &deliver()].concat()),
+        Rule::new([
+            ip(),
+            to_guest(),
+            is(META_L4PROTO, ICMP),
+            is(ICMP_TYPE, [3]),
+            is(ICMP_CODE, [13]),
+            Expr::Accept,
+        ]),
+        Rule::new([
+            ip(),
+            to_guest(),
+            is(META_L4PROTO, TCP),
+            masked(TCP_FLAG_BITS, [0x04], false, [0]),
+            Expr::Accept,
+        ]),
+        Rule::new([
+            is(META_PROTOCOL, ETHERTYPE_ARP),
+            is(ARP_OPERATION, [0, 2]),
+            is(ARP_SADDR_IP, GATEWAY_IP.octets()),
+            is(ARP_DADDR_IP, GUEST_IP.octets()),
+            Expr::Accept,
+        ]),
+        Rule {
+            exprs: vec![Expr::Counter, Expr::Drop],
+            comment: Some(Reason::Stray.tag(slot)),
+        },
+    ]
+}
+
+/// True of every tap. Without it nftables lists what follows about the link layer as raw bytes.
+/// It has no meaning towards the guest: there is no incoming interface.
+fn ethernet() -> Expr {
+    is(META_IIFTYPE, ARPHRD_ETHER)
+}
+
+/// The kernel takes it for IPv4.
+fn ip() -> Expr {
+    is(META_PROTOCOL, ETHERTYPE_IP)
 }
 
 /// Two rules, so that the counter is exact and the samples are bounded.

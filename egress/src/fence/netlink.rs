@@ -54,7 +54,8 @@ impl Netfilter {
             for answer in messages(&part).filter(|answer| answer.kind == NLMSG_ERROR) {
                 let (errno, detail) = outcome(answer);
                 if errno != 0 {
-                    let operation = usize::try_from(answer.seq).ok().and_then(|n| operations.get(n));
+                    let operation =
+                        usize::try_from(answer.seq).ok().and_then(|n| operations.get(n));
                     let operation = operation.cloned().unwrap_or_default();
                     let source = io::Error::from_raw_os_error(errno);
                     return Err(Error::Refused { operation, detail, source });

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter, Write};
 use std::net::Ipv4Addr;
 
-use crate::fence::field::{Field, Shown};
+use crate::fence::field::{ARPHRD_ETHER, Field, Shown};
 use crate::fence::rule::{Chain, Expr, Family, Hook, Point, Rule, Ruleset, Set, Table};
 
 impl Display for Ruleset {
@@ -144,6 +144,10 @@ fn comparison(
 ) -> fmt::Result {
     let unless = if equal { "" } else { "!= " };
     match (mask, field.shown) {
+        (Some(mask), Shown::Flags(_)) if !equal && value.iter().all(|bits| *bits == 0) => {
+            write!(f, "{} ", field.name)?;
+            show(f, field, mask)
+        }
         (Some(mask), Shown::Flags(_)) => {
             write!(f, "{} {unless}", field.name)?;
             show(f, field, value)?;
@@ -175,6 +179,7 @@ fn show(f: &mut Formatter<'_>, field: &Field, value: &[u8]) -> fmt::Result {
         (Shown::Mark, &[a, b, c, d]) => {
             write!(f, "{:#010x}", u32::from_ne_bytes([a, b, c, d]))
         }
+        (Shown::LinkType, bytes) if bytes == ARPHRD_ETHER => f.write_str("ether"),
         (Shown::Flags(names), &[bits]) => {
             let set = names.iter().filter(|(bit, _)| bits & bit != 0);
             f.write_str(&set.map(|(_, name)| *name).collect::<Vec<_>>().join(","))
