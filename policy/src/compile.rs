@@ -110,7 +110,10 @@ impl LayerIndex {
 
     fn names_port(&self, port: u16) -> bool {
         let below = self.ports.partition_point(|(first, _)| *first <= port);
-        below.checked_sub(1).and_then(|at| self.ports.get(at)).is_some_and(|(_, last)| port <= *last)
+        below
+            .checked_sub(1)
+            .and_then(|at| self.ports.get(at))
+            .is_some_and(|(_, last)| port <= *last)
     }
 
     fn add(&mut self, policy: &Policy) {

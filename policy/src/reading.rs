@@ -157,8 +157,8 @@ impl<'a> Reading<'a> {
         self.allowed.is_some() || self.default == Effect::Allow
     }
 
-    /// Whether it lets the flow through whatever other layers lack.
+    /// Whether it lets the flow through whatever other layers lack: the platform's right alone.
     pub(crate) fn always(&self) -> bool {
-        self.allowed.is_some_and(|clause| clause.conditions.always)
+        self.layer == Layer::Platform && self.allowed.is_some_and(|clause| clause.conditions.always)
     }
 }

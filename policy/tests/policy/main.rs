@@ -1,0 +1,18 @@
+//! The policy room from outside: its tables, its laws against a naive reference, its manual.
+
+#[cfg(test)]
+mod addresses;
+#[cfg(test)]
+mod decisions;
+#[cfg(test)]
+mod hosts;
+#[cfg(test)]
+mod language;
+#[cfg(test)]
+mod laws;
+#[cfg(test)]
+mod manual;
+#[cfg(test)]
+mod paths;
+#[cfg(test)]
+mod reference;
