@@ -162,8 +162,7 @@ fn errors_are_typed_below_the_program() {
 
 #[test]
 fn no_dependency_is_older_than_its_floor() {
-    let lock: toml::Table =
-        fs::read_to_string(root().join("Cargo.lock")).unwrap().parse().unwrap();
+    let lock: toml::Table = fs::read_to_string(root().join("Cargo.lock")).unwrap().parse().unwrap();
     let mut seen = BTreeSet::new();
     for package in lock["package"].as_array().unwrap() {
         let name = package["name"].as_str().unwrap();
@@ -214,8 +213,7 @@ fn each_promise_has_its_test_or_says_pending() {
 
 /// The first path segment after every `crate::`, including inside `crate::{a, b::C}`.
 fn named_modules(text: &str) -> Vec<&str> {
-    let ident =
-        |s: &str| s.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(s.len());
+    let ident = |s: &str| s.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(s.len());
     let mut out = Vec::new();
     for (at, _) in text.match_indices("crate::") {
         let rest = &text[at + "crate::".len()..];

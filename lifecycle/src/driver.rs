@@ -10,10 +10,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::acts::Acts;
-use crate::error::Error;
+use crate::error::{Error, chain};
 use crate::machine::{Act, Machine, State};
 use crate::policies::Policies;
-use crate::sandbox::{Driver, Progress, Sandbox};
+use crate::sandbox::{Progress, Sandbox};
 use crate::store::{Record, Store};
 
 /// How often a running process is looked at.
@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_millis(200);
 pub(crate) struct Published {
     pub(crate) state: State,
     pub(crate) reason: Option<String>,
-    pub(crate) pid: Option<i32>,
+    pub(crate) pid: Option<u32>,
     /// What is being done, and since when.
     pub(crate) doing: Option<Act>,
     /// The first act that failed, for the caller who waits for the creation.
@@ -146,7 +146,7 @@ impl Task {
     }
 
     pub(crate) fn publish(&self, doing: Option<Act>) {
-        let pid = self.record.process.as_ref().and_then(|process| process.pid);
+        let pid = self.record.process.as_ref().and_then(|process| Some(process.host.as_ref()?.pid));
         self.published.send_modify(|seen| {
             seen.state = self.machine.state();
             seen.reason.clone_from(&self.record.reason);
@@ -225,21 +225,4 @@ impl Handle {
             }
         }
     }
-}
-
-/// Whether a sandbox of this driver has an agent of ours in it that must answer.
-pub(crate) const fn has_agent(driver: Driver) -> bool {
-    matches!(driver, Driver::Qemu)
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text.push_str(": ");
-        text.push_str(&next.to_string());
-        cause = next.source();
-    }
-    text
 }

@@ -47,7 +47,9 @@ pub enum Error {
     #[error("a sandbox called {0} exists already")]
     Exists(SandboxName),
     /// The policy moved since it was read.
-    #[error("the policy is at revision {current}, not {expected}: read it again and repeat the change")]
+    #[error(
+        "the policy is at revision {current}, not {expected}: read it again and repeat the change"
+    )]
     Conflict {
         /// What the caller had read.
         expected: Revision,
@@ -112,4 +114,16 @@ pub enum Error {
     /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping,
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
 }

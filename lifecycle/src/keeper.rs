@@ -38,6 +38,8 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// The guest image: `vmlinuz`, `initrd.img`, `root.ext4`.
     pub image_dir: PathBuf,
+    /// The program `qemu-system-x86_64`.
+    pub qemu: PathBuf,
     /// The guests' network namespace, as `ip netns` names it.
     pub netns: String,
     /// The addresses guests' traffic leaves from, at most one per family.
@@ -100,11 +102,11 @@ impl Keeper {
     async fn reconcile(&self) -> Result<(), Error> {
         let shared = &self.0;
         let records = shared.store.sandboxes().await?;
-        reconcile::sweep(&shared.router, &shared.hypervisors, &records).await?;
+        reconcile::sweep(&shared.router, &records).await?;
         let mut journeys = Vec::new();
         for record in records {
             locked(&shared.slots).take_this(record.slot);
-            let machine = reconcile::judge(&shared.hypervisors, &record);
+            let machine = reconcile::judge(&shared.hypervisors, &record).await;
             journeys.push(self.drive(record, machine).await);
         }
         for mut handle in journeys {
@@ -266,7 +268,7 @@ impl Keeper {
         for handle in self.under(scope) {
             let record = &handle.record;
             handle.policy.store(writing.compile(&record.name, &record.tenant));
-            let judged = shared.router.rejudge(record.slot).await;
+            let judged = shared.router.rejudge(record.slot);
             change.sandboxes += 1;
             change.checked += judged.checked;
             change.cut += judged.cut;
@@ -339,10 +341,7 @@ impl Keeper {
     }
 
     fn handle(&self, name: &SandboxName) -> Result<Handle, Error> {
-        locked(&self.0.handles)
-            .get(name)
-            .cloned()
-            .ok_or_else(|| Error::NotFound(name.to_string()))
+        locked(&self.0.handles).get(name).cloned().ok_or_else(|| Error::NotFound(name.to_string()))
     }
 
     fn view(&self, handle: &Handle) -> Sandbox {

@@ -236,7 +236,11 @@ mod tests {
         while let Some(act) = machine.next() {
             assert!(done.len() < 64, "no end: {done:?}");
             let ok = !fails.get(done.len()).copied().unwrap_or(false);
-            if ok { machine.done(act) } else { machine.failed(act) }
+            if ok {
+                machine.done(act)
+            } else {
+                machine.failed(act)
+            }
             done.push((act, ok));
         }
         done

@@ -145,8 +145,7 @@ impl Writing<'_> {
 
     /// What is in force for a sandbox: the layers that exist, compiled.
     pub(crate) fn compile(&self, name: &SandboxName, tenant: &TenantName) -> Compiled {
-        let scopes =
-            [Scope::Platform, Scope::Tenant(tenant.clone()), Scope::Sandbox(name.clone())];
+        let scopes = [Scope::Platform, Scope::Tenant(tenant.clone()), Scope::Sandbox(name.clone())];
         let found: Vec<(Layer, &Versioned)> = scopes
             .iter()
             .filter_map(|scope| Some((scope.layer(), self.held.get(scope)?)))

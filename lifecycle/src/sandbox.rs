@@ -89,7 +89,7 @@ pub struct Sandbox {
     pub revision: Revision,
     /// The process that runs it, if one of ours does.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<i32>,
+    pub pid: Option<u32>,
     /// When it was created, in seconds of Unix time.
     #[serde(with = "unix")]
     pub created: SystemTime,

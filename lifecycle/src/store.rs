@@ -76,9 +76,7 @@ impl Store {
             .map_err(fail("reading the version"))?;
         match version {
             0 => connection
-                .execute_batch(&format!(
-                    "BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
-                ))
+                .execute_batch(&format!("BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"))
                 .map_err(fail("making the tables"))?,
             VERSION => {}
             other => {
@@ -95,13 +93,13 @@ impl Store {
         act: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         let connection = self.connection.clone();
-        let joined = tokio::task::spawn_blocking(move || {
+        let joined = tokio::task::spawn_blocking(move || -> rusqlite::Result<T> {
             // A poisoned lock means a panic inside a transaction, which was rolled back.
             let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
             let transaction = connection.transaction()?;
             let out = act(&transaction)?;
             transaction.commit()?;
-            rusqlite::Result::Ok(out)
+            Ok(out)
         });
         match joined.await {
             Ok(done) => done.map_err(|source| Error::store(doing, &self.path, source)),
