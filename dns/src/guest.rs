@@ -133,8 +133,13 @@ impl Guest {
 
     async fn rule(&self, question: &Question, host: Option<&Host>) -> Ruling {
         let Some(host) = host else {
-            let code = if question.query.name.is_root() { Code::NoName } else { Code::BadName };
-            return Ruling::denied(Denial::because(code, self.policy.load().revision()));
+            let revision = self.policy.load().revision();
+            if question.query.name.is_root() {
+                // Not NXDOMAIN: a cache would conclude that nothing exists at all (RFC 8020).
+                let denial = Denial::because(Code::NoName, revision);
+                return Ruling::answered(ResponseCode::Refused, denial);
+            }
+            return Ruling::denied(Denial::because(Code::BadName, revision));
         };
         let permit = match judge(&self.policy.load(), host) {
             Ok(permit) => permit,
@@ -209,8 +214,12 @@ impl Ruling {
     }
 
     fn denied(denial: Denial) -> Self {
+        Self::answered(ResponseCode::NXDomain, denial)
+    }
+
+    fn answered(code: ResponseCode, denial: Denial) -> Self {
         Self {
-            reply: Reply::without(ResponseCode::NXDomain, Some((Info::Filtered, denial.code))),
+            reply: Reply::without(code, Some((Info::Filtered, denial.code))),
             outcome: Outcome::Deny,
             why: Some(denial.code),
             by: By { layer: denial.layer, rule: denial.rule, revision: denial.revision },

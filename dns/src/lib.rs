@@ -14,8 +14,8 @@ pub mod question;
 mod budget;
 mod pins;
 mod resolver;
-mod chain;
 mod error;
+mod chain;
 
 pub use chain::Family;
 pub use error::Error;

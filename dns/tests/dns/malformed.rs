@@ -118,6 +118,9 @@ async fn names_no_host_has_are_bad_names_and_never_leave() {
         assert_eq!(answer.response_code, ResponseCode::NXDomain, "{labels:?}");
         assert_eq!(extended(&answer), Some((17, "postern:bad-name".into())), "{labels:?}");
     }
+    let root = world.ask(".", RecordType::NS).await;
+    assert_eq!(root.response_code, ResponseCode::Refused, "NXDOMAIN would deny every name");
+    assert_eq!(extended(&root), Some((17, "postern:no-name".into())));
     assert_eq!(upstream.asked(), []);
     assert!(world.records.try_iter().all(|record| {
         record.name.is_some_and(|name| name.is_ascii() && !name.contains(char::is_control))
