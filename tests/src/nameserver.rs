@@ -61,27 +61,30 @@ impl Nameserver {
         asked.iter().filter(|q| q.name == name || q.name.ends_with(&below)).cloned().collect()
     }
 
-    /// Serves port 53 of every address of the calling thread's namespace; ends with its runtime.
+    /// Serves port 53 of these addresses in the calling thread's namespace; ends with its runtime.
+    /// A socket an address: a reply must come from where the question went.
     ///
     /// # Errors
-    /// When the port cannot be bound.
-    pub async fn serve(self) -> io::Result<()> {
-        let udp = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 53)).await?;
-        let tcp = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 53)).await?;
-        let streams = self.clone();
-        tokio::spawn(async move {
-            while let Ok((stream, peer)) = tcp.accept().await {
-                tokio::spawn(streams.clone().serve_stream(stream, peer));
-            }
-        });
-        tokio::spawn(async move {
-            let mut query = [0; 4096];
-            while let Ok((length, peer)) = udp.recv_from(&mut query).await {
-                if let Some(reply) = self.answer(&query[..length], peer) {
-                    let _ = udp.send_to(&reply, peer).await;
+    /// When a port cannot be bound.
+    pub async fn serve(self, addresses: &[Ipv4Addr]) -> io::Result<()> {
+        for address in addresses {
+            let udp = UdpSocket::bind((*address, 53)).await?;
+            let tcp = TcpListener::bind((*address, 53)).await?;
+            let (datagrams, streams) = (self.clone(), self.clone());
+            tokio::spawn(async move {
+                while let Ok((stream, peer)) = tcp.accept().await {
+                    tokio::spawn(streams.clone().serve_stream(stream, peer));
                 }
-            }
-        });
+            });
+            tokio::spawn(async move {
+                let mut query = [0; 4096];
+                while let Ok((length, peer)) = udp.recv_from(&mut query).await {
+                    if let Some(reply) = datagrams.answer(&query[..length], peer) {
+                        let _ = udp.send_to(&reply, peer).await;
+                    }
+                }
+            });
+        }
         Ok(())
     }
 

@@ -320,7 +320,7 @@ fn link(host: &Netns, internet: &Netns) {
         "veth",
         "peer",
         "name",
-        "down",
+        "core",
         "netns",
         internet.name(),
     ]));
@@ -329,9 +329,9 @@ fn link(host: &Netns, internet: &Netns) {
     }
     host.ip("addr add 2606:2800:220::10/64 dev uplink nodad");
     host.ip("link set uplink up");
-    internet.ip(&format!("addr add {GATEWAY}/28 dev down"));
-    internet.ip(&format!("addr add {GATEWAY_V6}/64 dev down nodad"));
-    internet.ip("link set down up");
+    internet.ip(&format!("addr add {GATEWAY}/28 dev core"));
+    internet.ip(&format!("addr add {GATEWAY_V6}/64 dev core nodad"));
+    internet.ip("link set core up");
     host.ip(&format!("route add default via {GATEWAY}"));
     host.ip(&format!("-6 route add default via {GATEWAY_V6}"));
     for range in INTERNET {
@@ -356,7 +356,7 @@ fn serve(internet: &Netns, origin: &Origin, names: &Nameserver, authority: &Auth
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(async move {
             origin.serve(&authority).await.expect("the origins listen");
-            names.serve().await.expect("the resolver listens");
+            names.serve(&[UPSTREAM, PUBLIC_RESOLVER]).await.expect("the resolver listens");
             let _ = listening.send(());
             std::future::pending::<()>().await;
         });
