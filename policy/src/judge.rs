@@ -14,7 +14,7 @@ use crate::compile::{Clause, Compiled, LayerIndex};
 use crate::document::{Effect, Layer};
 use crate::id::Revision;
 use crate::name::Host;
-use crate::reading::{Case, Reading, carries};
+use crate::reading::{Case, Reading, Readings, Sum, carries, sum};
 use crate::reason::Code;
 
 pub use crate::document::Protocol;
@@ -135,23 +135,6 @@ impl Denial {
     pub fn because(code: Code, revision: Revision) -> Self {
         Self { code, layer: None, rule: None, revision }
     }
-}
-
-/// What each layer said about one name or one address; none for an absent layer.
-pub(crate) type Readings<'a> = [Option<Reading<'a>>; 3];
-
-/// The layers added up.
-enum Sum<'a> {
-    Denied(Layer, &'a Clause),
-    Clouded(Layer, &'a Clause),
-    /// Every layer lets it through; the innermost that does, and its rule unless it is the default.
-    Open {
-        layer: Layer,
-        clause: Option<&'a Clause>,
-        by_rule: bool,
-    },
-    /// The outermost layer that does not let it through, and what its nearest rule lacked.
-    Closed(Option<Layer>, Option<(Code, &'a Clause)>),
 }
 
 impl Compiled {
@@ -405,28 +388,6 @@ fn names(clause: &Clause, address: IpAddr, class: AddressClass) -> bool {
     match class {
         AddressClass::Own => exact,
         _ => exact || special(address).is_some_and(|(block, _)| block.contains(&net)),
-    }
-}
-
-fn sum<'a>(readings: &Readings<'a>) -> Sum<'a> {
-    let each = || readings.iter().flatten();
-    if let Some((layer, clause)) = each().find_map(|r| Some((r.layer, r.denied?))) {
-        return Sum::Denied(layer, clause);
-    }
-    if let Some((layer, clause)) = each().find_map(|r| Some((r.layer, r.clouded?))) {
-        return Sum::Clouded(layer, clause);
-    }
-    let always = each().any(Reading::always);
-    if let Some(reading) = each().find(|r| !r.lets() && !always) {
-        return Sum::Closed(Some(reading.layer), reading.missed);
-    }
-    match each().rfind(|r| r.lets()) {
-        Some(reading) => Sum::Open {
-            layer: reading.layer,
-            clause: reading.allowed,
-            by_rule: each().any(|r| r.allowed.is_some()),
-        },
-        None => Sum::Closed(None, None),
     }
 }
 

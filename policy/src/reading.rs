@@ -1,4 +1,4 @@
-//! One layer's opinion of one flow.
+//! One layer's opinion of one flow, and the opinions added up.
 //!
 //! Every match of a rule against a flow is made here: `judge` adds layers up, `explain` shows them.
 
@@ -29,6 +29,23 @@ pub(crate) struct Reading<'a> {
     pub(crate) allowed: Option<&'a Clause>,
     /// The allow rule that came nearest, and what it lacked.
     pub(crate) missed: Option<(Code, &'a Clause)>,
+}
+
+/// What each layer said about one name or one address; none for an absent layer.
+pub(crate) type Readings<'a> = [Option<Reading<'a>>; 3];
+
+/// The layers added up.
+pub(crate) enum Sum<'a> {
+    Denied(Layer, &'a Clause),
+    Clouded(Layer, &'a Clause),
+    /// Every layer lets it through; the innermost that does, and its rule unless it is the default.
+    Open {
+        layer: Layer,
+        clause: Option<&'a Clause>,
+        by_rule: bool,
+    },
+    /// The outermost layer that does not let it through, and what its nearest rule lacked.
+    Closed(Option<Layer>, Option<(Code, &'a Clause)>),
 }
 
 /// How far a flow fits a clause whose peer it has.
@@ -134,10 +151,8 @@ impl<'a> Reading<'a> {
             (Effect::Deny, Fit::Unseen) if !matches!(case.flow.evidence, Evidence::Question(_)) => {
                 self.clouded.get_or_insert(clause);
             }
-            (Effect::Allow, Fit::Whole) => {
-                if clause.conditions.always || self.allowed.is_none() {
-                    self.allowed = Some(clause);
-                }
+            (Effect::Allow, Fit::Whole) if clause.conditions.always || self.allowed.is_none() => {
+                self.allowed = Some(clause);
             }
             (Effect::Allow, Fit::Unseen) => self.miss(Code::Undecidable, clause),
             (Effect::Allow, Fit::Lacks(code)) => self.miss(code, clause),
@@ -160,5 +175,28 @@ impl<'a> Reading<'a> {
     /// Whether it lets the flow through whatever other layers lack: the platform's right alone.
     pub(crate) fn always(&self) -> bool {
         self.layer == Layer::Platform && self.allowed.is_some_and(|clause| clause.conditions.always)
+    }
+}
+
+/// Adds the layers up: none may deny, and each must let through.
+pub(crate) fn sum<'a>(readings: &Readings<'a>) -> Sum<'a> {
+    let each = || readings.iter().flatten();
+    if let Some((layer, clause)) = each().find_map(|r| Some((r.layer, r.denied?))) {
+        return Sum::Denied(layer, clause);
+    }
+    if let Some((layer, clause)) = each().find_map(|r| Some((r.layer, r.clouded?))) {
+        return Sum::Clouded(layer, clause);
+    }
+    let always = each().any(Reading::always);
+    if let Some(reading) = each().find(|r| !r.lets() && !always) {
+        return Sum::Closed(Some(reading.layer), reading.missed);
+    }
+    match each().rfind(|r| r.lets()) {
+        Some(reading) => Sum::Open {
+            layer: reading.layer,
+            clause: reading.allowed,
+            by_rule: each().any(|r| r.allowed.is_some()),
+        },
+        None => Sum::Closed(None, None),
     }
 }

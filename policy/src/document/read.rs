@@ -135,12 +135,12 @@ impl<'a> Field<'a> {
         })
     }
 
-    fn list(&self, what: &str) -> Result<Vec<Field<'a>>, PolicyError> {
+    fn list(&self, what: &str) -> Result<Vec<Self>, PolicyError> {
         match &self.node.value {
             Value::List(items) => Ok(items
                 .iter()
                 .enumerate()
-                .map(|(i, node)| Field { name: format!("{}[{i}]", self.name), node })
+                .map(|(i, node)| Self { name: format!("{}[{i}]", self.name), node })
                 .collect()),
             _ => Err(self.expected(&format!("a list of {what}"))),
         }

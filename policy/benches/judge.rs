@@ -1,0 +1,62 @@
+//! How long one decision takes, with one rule and with ten thousand. The figures must be alike.
+#![expect(clippy::expect_used, reason = "a bench whose own policy is wrong must stop")]
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use policy::{
+    Compiled, Evidence, Flow, Host, Layer, OwnAddresses, Policy, Protocol, Revision, Verdict,
+};
+
+fn compiled(rules: usize) -> Compiled {
+    let filler: String = (1..rules)
+        .map(|i| match i % 3 {
+            0 => format!("[[rule]]\nallow = [\"*.h{i}.example.net\"]\n"),
+            1 => format!("[[rule]]\ndeny = [\"h{i}.example.org\"]\n"),
+            _ => format!("[[rule]]\nallow = [\"10.{}.{}.0/24\"]\n", i / 256, i % 256),
+        })
+        .collect();
+    let text = format!("{filler}[[rule]]\nallow = [\"*.example.com\"]\n");
+    let policy = Policy::from_toml(&text).expect("policy");
+    Compiled::new(&[(Layer::Sandbox, &policy)], Revision(1))
+}
+
+fn decisions(c: &mut Criterion) {
+    let allowed = Host::parse("api.eu.example.com").expect("host");
+    let unknown = Host::parse("api.eu.example.invalid").expect("host");
+    let destination = Some("93.184.216.34".parse().expect("address"));
+    let tls = |sni| Flow {
+        protocol: Protocol::Tcp,
+        port: 443,
+        destination,
+        evidence: Evidence::Tls { sni, ech: false },
+    };
+    let question = Flow { evidence: Evidence::Question(&allowed), ..tls(&allowed) };
+    let address = Flow { evidence: Evidence::Address, ..tls(&allowed) };
+    let own = OwnAddresses::new(["198.51.100.10".parse().expect("address")]);
+    let mut group = c.benchmark_group("judge");
+    for rules in [1, 10_000] {
+        let compiled = compiled(rules);
+        for (name, flow) in [
+            ("tls-pass", tls(&allowed)),
+            ("tls-deny", tls(&unknown)),
+            ("question", question),
+            ("address", address),
+        ] {
+            group.bench_with_input(BenchmarkId::new(name, rules), &flow, |b, flow| {
+                b.iter(|| black_box(compiled.judge(black_box(flow))));
+            });
+        }
+        let Verdict::Pass(permit) = compiled.judge(&tls(&allowed)) else {
+            panic!("the bench's own rule does not match");
+        };
+        let found = "93.184.216.34".parse().expect("address");
+        group.bench_function(BenchmarkId::new("dial", rules), |b| {
+            b.iter(|| black_box(compiled.judge_address(black_box(&permit), found, &own)));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decisions);
+criterion_main!(benches);
