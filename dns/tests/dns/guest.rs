@@ -287,6 +287,26 @@ async fn a_flood_is_dropped_before_it_is_read_and_its_size_recorded() {
 }
 
 #[tokio::test]
+async fn a_guest_has_a_bounded_number_of_lookups_under_way() {
+    let upstream = Upstream::start(|query| Said {
+        delay: Duration::from_millis(500),
+        ..Said::records([address(&query.name().to_ascii(), "93.184.216.34", 60)])
+    })
+    .await;
+    let world = world(POLICY, &[&upstream]);
+    let names: Vec<_> = (0..70).map(|n| format!("n{n}.wild.example.com.")).collect();
+    let asks = names.iter().map(|name| world.ask(name, RecordType::A));
+    let answers = futures_util::future::join_all(asks).await;
+    let limit = Some((0, "postern:limit".into()));
+    let (over, within): (Vec<_>, Vec<_>) =
+        answers.iter().partition(|answer| extended(answer) == limit);
+    assert_eq!((within.len(), over.len()), (64, 6));
+    assert!(over.iter().all(|answer| answer.response_code == ResponseCode::ServFail));
+    assert!(within.iter().all(|answer| told(answer) == ["93.184.216.34"]));
+    assert_eq!(told(&world.ask("n69.wild.example.com.", RecordType::A).await).len(), 1, "later");
+}
+
+#[tokio::test]
 async fn every_decision_is_one_record_that_says_what_who_and_why() {
     let upstream = Upstream::with(&["93.184.216.34"]).await;
     let world = world(POLICY, &[&upstream]);
