@@ -5,11 +5,12 @@
 //! needed to find it again is a value, [`Process`].
 //!
 //! The modules below are in order, top-down: each may use only modules below itself.
+#![deny(unsafe_code)]
 
 pub mod qemu;
 pub mod external;
-pub mod hypervisor;
 mod cgroup;
+pub mod hypervisor;
 pub mod tap;
 pub mod error;
 

@@ -40,7 +40,8 @@ nix::ioctl_write_ptr_bad!(
 
 /// Bytes of `struct virtio_net_hdr_mrg_rxbuf` (virtio 1.2, section 5.1.6): the header before every
 /// frame read from or written to a tap.
-pub const VNET_HEADER: usize = 12;
+pub const VNET_HEADER: usize = HEADER.unsigned_abs() as usize;
+const HEADER: libc::c_int = 12;
 
 /// Makes the slot's tap, persistent and down, and opens it: non-blocking, closed on exec, with a
 /// [`VNET_HEADER`] before each frame and no offloads until its user asks for some. `owner` may open
@@ -117,12 +118,11 @@ fn open(tap: &str, extra: libc::c_int) -> io::Result<File> {
         *to = from.cast_signed();
     }
     let fd = file.as_raw_fd();
-    let header = VNET_HEADER as libc::c_int;
     // SAFETY: the descriptor is open; the request is a whole `ifreq` with a name that ends in zero
     // (at most 7 of 16 bytes are set), alive during the call.
     unsafe { tunsetiff(fd, &raw const request) }?;
-    // SAFETY: as above, and `header` is an int that is alive during the call.
-    unsafe { tunsetvnethdrsz(fd, &raw const header) }?;
+    // SAFETY: the descriptor is open; the argument points at a constant int.
+    unsafe { tunsetvnethdrsz(fd, &HEADER) }?;
     // SAFETY: the descriptor is open and the argument is passed by value; 0 is no offload.
     unsafe { tunsetoffload(fd, 0) }?;
     Ok(file)

@@ -35,7 +35,7 @@ fn batch(Cmdline { address, prefix, gateway, .. }: &Cmdline) -> String {
 /// Writes a file that may be a symbolic link to nowhere.
 fn replace(path: &str, text: &str) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => fs::write(path, text),
     }
 }

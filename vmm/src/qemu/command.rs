@@ -8,8 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use policy::net::{AGENT_PORT, GATEWAY_IP, GUEST_IP, GUEST_MAC, GUEST_PREFIX};
 
-use super::accel::Accel;
 use crate::hypervisor::Machine;
+use crate::qemu::accel::Accel;
 
 /// Descriptors of the process beside its standard ones.
 pub(super) const TAP: i32 = 3;

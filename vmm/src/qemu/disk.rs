@@ -7,6 +7,7 @@ use std::path::Path;
 use tokio::process::Command;
 
 use crate::error::{Error, said};
+use crate::qemu::file;
 
 /// Makes the overlay unless it is there.
 pub(super) async fn make_overlay(base: &Path, overlay: &Path) -> Result<(), Error> {
@@ -30,5 +31,5 @@ pub(super) async fn make_overlay(base: &Path, overlay: &Path) -> Result<(), Erro
 /// Opens a file of the machine for its process.
 pub(super) fn open(path: &Path, write: bool) -> Result<OwnedFd, Error> {
     let opened = OpenOptions::new().read(true).write(write).open(path);
-    opened.map(OwnedFd::from).map_err(|source| super::file("open", path, source))
+    opened.map(OwnedFd::from).map_err(|source| file("open", path, source))
 }

@@ -15,10 +15,10 @@ use command_fds::{CommandFdExt, FdMapping};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use super::accel::Accel;
-use super::{command, control};
 use crate::error::{Error, said};
 use crate::hypervisor::{HostProcess, Machine, Process, stat};
+use crate::qemu::accel::Accel;
+use crate::qemu::{command, control, file};
 
 /// How long QEMU may take to its greeting on a busy host.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -158,12 +158,12 @@ fn mappings(given: Given) -> Vec<FdMapping> {
 
 /// No file of the process grows beyond its disk, whatever a guest that broke out of QEMU writes.
 fn file_limit(base: &Path) -> Result<u64, Error> {
-    let size = fs::metadata(base).map_err(|source| super::file("look at", base, source))?.len();
+    let size = fs::metadata(base).map_err(|source| file("look at", base, source))?.len();
     Ok((size + size / 64 + SLACK) / 512)
 }
 
 fn create(log: &Path) -> Result<File, Error> {
     let mut options = OpenOptions::new();
     options.create(true).write(true).truncate(true).append(false).mode(0o600);
-    options.open(log).map_err(|source| super::file("write", log, source))
+    options.open(log).map_err(|source| file("write", log, source))
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use tokio::process::Command;
 
-use super::accel::Choice;
 use crate::cgroup::Layout;
+use crate::qemu::accel::Choice;
 
 /// The findings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

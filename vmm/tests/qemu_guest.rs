@@ -1,0 +1,403 @@
+//! The real Debian guest under QEMU, on a real tap in a namespace of the test's own.
+//!
+//! Needs root, QEMU and the guest image (`POSTERN_IMAGE`, else `target/image`); takes a few boots.
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "tests: what does not hold ends the test"
+)]
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use agent::{Decoder, Exec, FromGuest, FromHost, Hello, Message, Status, VERSION};
+use nix::sched::{CloneFlags, setns, unshare};
+use policy::Slot;
+use policy::net::{AGENT_PORT, GUEST_IP};
+use tempfile::TempDir;
+use vmm::{Error, Hypervisor, Machine, Process, Qemu, tap};
+
+const SLOT: u16 = 65_001;
+const UID: u32 = 2_000_901;
+const BOOT: Duration = Duration::from_secs(60);
+
+/// A network namespace and a directory, gone with the test.
+struct World {
+    netns: File,
+    dir: TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let make = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("root");
+            File::open("/proc/thread-self/ns/net").expect("proc")
+        };
+        let netns = thread::spawn(make).join().expect("a namespace");
+        let world = Self { netns, dir: TempDir::new().expect("a directory") };
+        let tap = slot().tap();
+        world.within(move || {
+            drop(tap::create(slot(), None).expect("made"));
+            for arguments in [
+                format!("link set {tap} address 02:00:00:00:00:01 up"),
+                format!("address add 169.254.100.1/30 dev {tap}"),
+            ] {
+                let status = Command::new("ip").args(arguments.split(' ')).status();
+                assert!(status.expect("ip runs").success(), "ip {arguments}");
+            }
+        });
+        world
+    }
+
+    fn within<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let enter = || {
+                setns(&self.netns, CloneFlags::CLONE_NEWNET).expect("root");
+                act()
+            };
+            scope.spawn(enter).join().expect("holds inside the world")
+        })
+    }
+
+    fn machine(&self, name: &str) -> Machine {
+        let image = image();
+        let run_dir = self.dir.path().join("run");
+        Machine {
+            name: name.parse().expect("a name"),
+            tenant: "test".parse().expect("a name"),
+            slot: slot(),
+            memory_mib: 256,
+            vcpus: 1,
+            kernel: image.join("vmlinuz"),
+            initrd: image.join("initrd.img"),
+            cmdline: String::new(),
+            base: image.join("root.ext4"),
+            disk: self.dir.path().join("disk.qcow2"),
+            run_dir,
+            uid: UID,
+        }
+    }
+
+    async fn start(&self, qemu: &Qemu, machine: &Machine) -> Result<Process, Error> {
+        let tap = self.within(|| tap::attach(slot()).expect("free"));
+        qemu.start(machine, tap).await
+    }
+
+    /// A connection to the agent, as soon as there is one.
+    #[expect(clippy::disallowed_methods, reason = "the other end is this test's own guest")]
+    fn greet(&self) -> Agent {
+        let deadline = Instant::now() + BOOT;
+        let address = (GUEST_IP, AGENT_PORT);
+        loop {
+            if let Ok(stream) = self.within(|| TcpStream::connect(address)) {
+                stream.set_read_timeout(Some(BOOT)).expect("set");
+                let mut agent = Agent { stream, decoder: Decoder::default() };
+                match agent.hear().expect("a greeting") {
+                    FromGuest::Hello(Hello { version: VERSION, .. }) => return agent,
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert!(Instant::now() < deadline, "no greeting; console:\n{}", self.console());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn run(&self, argv: &[&str]) -> Outcome {
+        self.run_with(argv, Vec::new())
+    }
+
+    fn run_with(&self, argv: &[&str], input: Vec<u8>) -> Outcome {
+        let mut agent = self.greet();
+        let argv = argv.iter().map(|&word| word.to_owned()).collect();
+        agent.say(&FromHost::Exec(Exec { argv, ..Exec::default() }));
+        let mut speaker = Agent {
+            stream: agent.stream.try_clone().expect("a second handle"),
+            decoder: Decoder::default(),
+        };
+        let speaking = thread::spawn(move || {
+            for portion in input.chunks(agent::MAX_PAYLOAD) {
+                speaker.say(&FromHost::Stdin(portion.to_vec()));
+            }
+            speaker.say(&FromHost::StdinEnd);
+        });
+        let mut outcome = Outcome { stdout: Vec::new(), stderr: Vec::new(), end: None };
+        while let Some(message) = agent.hear() {
+            match message {
+                FromGuest::Stdout(bytes) => outcome.stdout.extend(bytes),
+                FromGuest::Stderr(bytes) => outcome.stderr.extend(bytes),
+                end => outcome.end = Some(end),
+            }
+        }
+        speaking.join().expect("said");
+        outcome
+    }
+
+    fn console(&self) -> String {
+        String::from_utf8_lossy(
+            &fs::read(self.dir.path().join("run/console.log")).unwrap_or_default(),
+        )
+        .into_owned()
+    }
+}
+
+struct Agent {
+    stream: TcpStream,
+    decoder: Decoder<FromGuest>,
+}
+
+impl Agent {
+    fn say(&mut self, message: &FromHost) {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes).expect("short");
+        self.stream.write_all(&bytes).expect("the guest reads");
+    }
+
+    fn hear(&mut self) -> Option<FromGuest> {
+        let mut portion = vec![0; 64 * 1024];
+        loop {
+            if let Some(message) = self.decoder.message().expect("well formed") {
+                return Some(message);
+            }
+            match self.stream.read(&mut portion).expect("the guest speaks") {
+                0 => return None,
+                length => self.decoder.push(&portion[..length]),
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Outcome {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    end: Option<FromGuest>,
+}
+
+impl Outcome {
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).expect("text").trim()
+    }
+    fn ended(&self, status: Status) {
+        assert_eq!(
+            self.end,
+            Some(FromGuest::Exit(status)),
+            "{}",
+            String::from_utf8_lossy(&self.stderr)
+        );
+    }
+}
+
+fn slot() -> Slot {
+    Slot::new(SLOT).expect("in range")
+}
+
+fn image() -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/image");
+    std::env::var_os("POSTERN_IMAGE").map_or_else(default, PathBuf::from)
+}
+
+fn qemu() -> Qemu {
+    Qemu::new("/usr/bin/qemu-system-x86_64")
+}
+
+/// What a stop must leave: the disk and the logs.
+fn assert_nothing_is_left(world: &World, process: &Process) {
+    let host = process.host.as_ref().expect("a process");
+    let cmdline = fs::read(format!("/proc/{}/cmdline", host.pid)).unwrap_or_default();
+    assert!(!String::from_utf8_lossy(&cmdline).contains(&host.marker), "process {}", host.pid);
+    for group in &host.groups {
+        assert!(!group.exists(), "{}", group.display());
+    }
+    assert!(!process.control_socket().exists() && !process.console_socket().exists());
+    drop(world.within(|| tap::attach(slot()).expect("nobody holds the tap")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_debian_guest_boots_runs_commands_and_powers_off() {
+    let (world, qemu) = (World::new(), qemu().with_grace(Duration::from_secs(20)));
+    qemu.accel().await;
+    let begin = Instant::now();
+    let process = world.start(&qemu, &world.machine("vmm-commands")).await.expect("started");
+    let spawned = begin.elapsed();
+    drop(world.greet());
+    let pid = process.host.as_ref().expect("a process").pid;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let memory = status.lines().find(|line| line.starts_with("VmRSS")).expect("resident memory");
+    println!("start {spawned:?}, greeting after {:?}, {memory}", begin.elapsed());
+
+    let uname = world.run(&["uname", "-a"]);
+    uname.ended(Status::Code(0));
+    assert!(uname.text().starts_with("Linux vmm-commands 6.1."), "{}", uname.text());
+    assert!(world.run(&["curl", "--version"]).text().starts_with("curl "));
+    assert_eq!(world.run(&["cat", "/proc/1/comm"]).text(), "init");
+    world.run(&["sh", "-c", "exit 3"]).ended(Status::Code(3));
+    world.run(&["sh", "-c", "kill -TERM $$"]).ended(Status::Signal(15));
+    let missing = world.run(&["/no/such/program"]);
+    assert!(matches!(missing.end, Some(FromGuest::Failed(_))), "{missing:?}");
+
+    let route = world.run(&["ip", "-o", "route"]).text().to_owned();
+    assert!(route.contains("default via 169.254.100.1 dev eth0"), "{route}");
+    let resolver = world.run(&["cat", "/etc/resolv.conf"]).text().to_owned();
+    assert!(resolver.starts_with("nameserver 169.254.100.1"), "{resolver}");
+    let theirs: u64 = world.run(&["date", "+%s"]).text().parse().expect("a number");
+    let ours = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+    assert!(ours.abs_diff(theirs) <= 3, "{ours} here, {theirs} there");
+
+    let big = "head -c 10485760 /dev/urandom | tee /tmp/big; sha256sum /tmp/big >&2";
+    let big = world.run(&["sh", "-c", big]);
+    assert_eq!(big.stdout.len(), 10 << 20);
+    let theirs = String::from_utf8_lossy(&big.stderr).into_owned();
+    let back = world.run_with(&["sha256sum"], big.stdout);
+    assert_eq!(back.text().split(' ').next(), theirs.split(' ').next(), "both ways unharmed");
+
+    let begin = Instant::now();
+    qemu.stop(&process).await.expect("stopped");
+    println!("stop {:?}", begin.elapsed());
+    assert!(world.console().contains("Power down"), "powered off by itself:\n{}", world.console());
+    assert_nothing_is_left(&world, &process);
+    assert!(!qemu.is_running(&process));
+    qemu.stop(&process).await.expect("stopping twice is no error");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_process_owns_nothing_but_what_it_was_given() {
+    let (world, qemu) = (World::new(), qemu().with_grace(Duration::ZERO));
+    let machine = world.machine("vmm-confined");
+    let process = world.start(&qemu, &machine).await.expect("started");
+    let host = process.host.as_ref().expect("a process");
+    let proc = PathBuf::from(format!("/proc/{}", host.pid));
+    let status = fs::read_to_string(proc.join("status")).expect("it runs");
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.expect("a field").split_ascii_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(field("Uid"), format!("{UID} {UID} {UID} {UID}"));
+    assert_eq!(field("Gid"), format!("{UID} {UID} {UID} {UID}"));
+    assert_eq!(field("Groups"), "");
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(field(set), "0000000000000000", "{set}");
+    }
+    assert_eq!((field("NoNewPrivs").as_str(), field("Seccomp").as_str()), ("1", "2"));
+    let (own, log) = (image(), process.run_dir.join("qemu.log"));
+    let given = [machine.kernel, machine.initrd, machine.base, machine.disk, log, own];
+    let mut given: BTreeSet<PathBuf> =
+        given.iter().map(|path| fs::canonicalize(path).expect("there")).collect();
+    given.extend(["/dev/null".into(), "/dev/net/tun".into()]);
+    let (mut sockets, mut found) = (0, BTreeSet::new());
+    for entry in fs::read_dir(proc.join("fd")).expect("it runs") {
+        let target = fs::read_link(entry.expect("an entry").path()).expect("open");
+        match target.to_string_lossy().as_ref() {
+            text if text.starts_with("anon_inode:") => {}
+            text if text.starts_with("socket:") => sockets += 1,
+            text if text.starts_with("/memfd:") => panic!("{text}"),
+            _ => drop(found.insert(target)),
+        }
+    }
+    assert!(found.is_subset(&given), "{:?}", found.difference(&given));
+    assert!(sockets <= 4, "two listeners and a peer of each: {sockets}");
+    assert_eq!(fs::read_to_string(proc.join("oom_score_adj")).expect("it runs").trim(), "800");
+    let session: Vec<_> = fs::read_to_string(proc.join("stat"))
+        .expect("it runs")
+        .rsplit(')')
+        .next()
+        .expect("fields")
+        .split(' ')
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(session[4], host.pid.to_string(), "leads a session of its own");
+    assert!(!host.groups.is_empty());
+    for group in &host.groups {
+        let members = fs::read_to_string(group.join("cgroup.procs")).expect("made");
+        assert_eq!(members.trim(), host.pid.to_string(), "{}", group.display());
+    }
+    let limits = fs::read_to_string(proc.join("limits")).expect("it runs");
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
+    assert_eq!(core.split_ascii_whitespace().nth(4), Some("0"));
+    qemu.stop(&process).await.expect("stopped");
+    assert_nothing_is_left(&world, &process);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_outlives_the_daemon_that_started_it_and_is_adopted_by_the_next() {
+    let (world, qemu) = (World::new(), qemu().with_grace(Duration::from_secs(20)));
+    let machine = serde_json::to_string(&world.machine("vmm-orphan")).expect("plain data");
+    let mut daemon = world.within(|| {
+        Command::new(std::env::current_exe().expect("this test"))
+            .args(["--exact", "the_daemon_that_is_killed", "--ignored", "--nocapture"])
+            .env("VMM_TEST_MACHINE", machine)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("spawned")
+    });
+    let mut said = std::io::BufReader::new(daemon.stdout.take().expect("piped"));
+    let mut line = String::new();
+    let process: Process = loop {
+        line.clear();
+        assert_ne!(
+            std::io::BufRead::read_line(&mut said, &mut line).expect("readable"),
+            0,
+            "it died"
+        );
+        // The test harness writes its own words before ours on the line.
+        if let Some(start) = line.find('{') {
+            break serde_json::from_str(&line[start..]).expect("a process");
+        }
+    };
+    daemon.kill().expect("SIGKILL");
+    daemon.wait().expect("dead");
+    assert!(qemu.adopt(&process).await, "still running");
+    drop(world.greet());
+    assert_eq!(world.run(&["hostname"]).text(), "vmm-orphan");
+    qemu.stop(&process).await.expect("stopped");
+    assert!(world.console().contains("Power down"), "the console was read again");
+    assert!(!qemu.adopt(&process).await, "gone");
+    assert_nothing_is_left(&world, &process);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "started and killed by it_outlives_the_daemon_that_started_it_and_is_adopted_by_the_next"]
+async fn the_daemon_that_is_killed() {
+    let machine = std::env::var_os("VMM_TEST_MACHINE").expect("run by another test");
+    let machine: Machine = serde_json::from_str(&machine.to_string_lossy()).expect("a machine");
+    let tap = tap::attach(slot()).expect("we are in its world");
+    let process = qemu().start(&machine, tap).await.expect("started");
+    println!("{}", serde_json::to_string(&process).expect("plain data"));
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_fails_says_why_and_leaves_nothing() {
+    let (world, qemu) = (World::new(), qemu());
+    let garbage = world.dir.path().join("vmlinuz");
+    fs::write(&garbage, "not a kernel").expect("written");
+    let machine = Machine { kernel: garbage, ..world.machine("vmm-garbage") };
+    let error = world.start(&qemu, &machine).await.expect_err("QEMU refuses it");
+    assert!(matches!(&error, Error::Failed { said, .. } if said.contains("kernel")), "{error}");
+    for root in ["", "memory/", "cpu/", "pids/"] {
+        assert!(!Path::new(&format!("/sys/fs/cgroup/{root}postern/vmm-garbage")).exists());
+    }
+    assert!(!machine.run_dir.join("qmp.sock").exists());
+    drop(world.within(|| tap::attach(slot()).expect("the tap is free")));
+    let missing = Machine { kernel: "/no/such/kernel".into(), ..machine };
+    let error = world.start(&qemu, &missing).await.expect_err("no such file");
+    assert!(matches!(error, Error::File { act: "open", .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_report_names_what_is_there_and_what_is_not() {
+    let report = qemu().report(&image()).await;
+    assert!(report.is_usable(), "{report:?}");
+    assert!(report.version.as_ref().is_some_and(|it| it.starts_with("QEMU emulator version")));
+    assert!(!report.accel.why.is_empty());
+    println!("{report:?}");
+    let report = Qemu::new("/no/such/qemu").report(Path::new("/no/such/image")).await;
+    assert!(!report.is_usable());
+    assert_eq!(report.image_missing.len(), 3);
+}
