@@ -1,0 +1,76 @@
+//! How refusals and failures leave: always the same JSON, always the status of their kind.
+
+use std::error::Error as _;
+
+use axum::Json;
+use axum::http::{HeaderValue, Method, Uri, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::error::chain;
+use crate::problem::{ErrorBody, Kind, Problem};
+use crate::wire::EXEC_PROTOCOL;
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let kind = self.code;
+        let mut response = (kind.status(), Json(ErrorBody { error: self })).into_response();
+        let headers = response.headers_mut();
+        match kind {
+            Kind::Unauthorized => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Kind::UpgradeRequired => {
+                headers.insert(header::UPGRADE, HeaderValue::from_static(EXEC_PROTOCOL));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+impl From<lifecycle::Error> for Problem {
+    fn from(error: lifecycle::Error) -> Self {
+        use lifecycle::Error as E;
+        match error {
+            E::Policy(refused) => refused.into(),
+            E::Invalid(field) => {
+                let problem = Self::invalid(field.field, "", field.problem).fix(field.fix);
+                Self { value: Some(field.value), ..problem }
+            }
+            E::NotFound(_) => Self::new(Kind::NotFound, "no such sandbox"),
+            E::Exists(name) => Self::invalid("name", name.as_str(), "is taken")
+                .fix("choose another name, or remove that sandbox")
+                .of(Kind::Conflict),
+            E::Conflict { current, .. } => {
+                Self::new(Kind::RevisionMoved, format!("the policy is at revision {current}"))
+                    .fix("read it again and repeat the change")
+            }
+            E::WrongState { .. } | E::Agent { .. } => {
+                Self::new(Kind::Conflict, error.to_string())
+            }
+            E::Full(_) | E::Stopping => Self::new(Kind::Unavailable, error.to_string()),
+            failed => {
+                let said = chain(&failed);
+                tracing::error!(error = %said, "request failed");
+                // A cause names paths and devices of the node: for its log only.
+                let hidden = failed.source().is_some();
+                let failure = Self::new(Kind::Failed, failed.to_string());
+                if hidden { failure.fix("see the log of the daemon") } else { failure }
+            }
+        }
+    }
+}
+
+#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
+pub(crate) async fn no_such_path(uri: Uri) -> Problem {
+    Problem::new(Kind::NotFound, "no such path")
+        .given(uri.path())
+        .fix("GET /v1/openapi.json lists the paths")
+}
+
+#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
+pub(crate) async fn no_such_method(method: Method) -> Problem {
+    Problem::new(Kind::MethodNotAllowed, "this path has no such method")
+        .given(method.as_str())
+        .fix("the header `allow` lists those it has")
+}

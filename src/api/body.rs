@@ -1,0 +1,113 @@
+//! Bodies and queries, read whole or refused whole: the size, the content type, every key.
+
+use axum::RequestExt;
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, Uri, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use policy::Policy;
+use serde::de::DeserializeOwned;
+
+use crate::input;
+use crate::problem::{Kind, Problem};
+use crate::wire::BODY_LIMIT;
+
+/// A JSON body.
+#[derive(Debug)]
+pub(crate) struct Json<T>(pub(crate) T);
+
+/// A policy, as TOML or JSON by its content type.
+#[derive(Debug)]
+pub(crate) struct Document(pub(crate) Policy);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, Problem> {
+        match content_type(request.headers())? {
+            ContentType::Json => input::json(&text(request).await?).map(Self),
+            ContentType::Toml => Err(unsupported("application/toml", "application/json")),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for Document {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, Problem> {
+        let format = content_type(request.headers())?;
+        let text = text(request).await?;
+        let policy = match format {
+            ContentType::Json => Policy::from_json(&text),
+            ContentType::Toml => Policy::from_toml(&text),
+        };
+        policy.map(Self).map_err(Problem::from)
+    }
+}
+
+enum ContentType {
+    Json,
+    Toml,
+}
+
+fn content_type(headers: &HeaderMap) -> Result<ContentType, Problem> {
+    let sent = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let sent = sent.unwrap_or_default();
+    let essence = sent.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    match essence.as_str() {
+        "application/json" => Ok(ContentType::Json),
+        "application/toml" | "text/toml" => Ok(ContentType::Toml),
+        _ => Err(unsupported(sent, "application/json, or application/toml for a policy")),
+    }
+}
+
+fn unsupported(sent: &str, offered: &str) -> Problem {
+    let mut problem = Problem::invalid("content-type", sent, "is not read here");
+    problem.code = Kind::UnsupportedMediaType;
+    problem.fix(format!("send {offered}"))
+}
+
+async fn text(request: Request<Body>) -> Result<String, Problem> {
+    let too_large = || {
+        Problem::new(Kind::TooLarge, format!("the body is larger than {BODY_LIMIT} bytes"))
+            .fix("send less")
+    };
+    let body = request.with_limited_body().into_body();
+    let read = Limited::new(body, BODY_LIMIT).collect().await.map_err(|error| {
+        if error.downcast_ref::<LengthLimitError>().is_some() {
+            too_large()
+        } else {
+            Problem::new(Kind::Invalid, "the body ended early").fix("send it whole")
+        }
+    })?;
+    String::from_utf8(read.to_bytes().into()).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Problem::new(Kind::Invalid, format!("the body is not UTF-8 from byte {at} on"))
+            .fix("encode it as UTF-8")
+    })
+}
+
+/// The pairs of a query. A key that is not `known`, or comes twice, is refused.
+pub(crate) fn query(uri: &Uri, known: &[&str]) -> Result<Vec<(String, String)>, Problem> {
+    let pairs = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri)
+        .map_err(|_| Problem::invalid("query", uri.query().unwrap_or_default(), "cannot be read"))?
+        .0;
+    for (i, (key, _)) in pairs.iter().enumerate() {
+        if !known.contains(&key.as_str()) {
+            let fix = input::meant(key, known.iter().copied()).map_or_else(
+                || format!("use {}", known.join(", ")),
+                |word| format!("did you mean `{word}`?"),
+            );
+            return Err(Problem::invalid(key, key, "is not a key of this query").fix(fix));
+        }
+        if pairs.iter().take(i).any(|(earlier, _)| earlier == key) {
+            return Err(Problem::invalid(key, key, "is given twice").fix("give it once"));
+        }
+    }
+    Ok(pairs)
+}
+
+/// `true` or `false`.
+pub(crate) fn flag(field: &str, text: &str) -> Result<bool, Problem> {
+    text.parse().map_err(|_| Problem::invalid(field, text, "is not a choice").fix("use `true` or `false`"))
+}

@@ -1,0 +1,164 @@
+//! Who is asking: a peer of the unix socket, known by its kernel credentials, or the bearer of a
+//! token over TCP. No request gets past [`admit`] without one of the two.
+
+use std::net::SocketAddr;
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use lifecycle::Actor;
+use policy::TenantName;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+
+use crate::api::Api;
+use crate::config::{Reach, Token};
+use crate::problem::{Kind, Problem};
+
+/// Where a connection came from; set by the listener, never by the request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// The unix socket.
+    Unix { uid: u32, pid: Option<i32> },
+    /// TCP.
+    Tcp { from: SocketAddr },
+}
+
+/// Who asks, and for whom it may ask.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    who: String,
+    reach: Reach,
+    local: bool,
+}
+
+/// What is needed to tell callers over TCP.
+#[derive(Debug)]
+pub(crate) struct Door {
+    tokens: Vec<Token>,
+    hosts: Vec<String>,
+}
+
+impl Caller {
+    pub(crate) fn actor(&self) -> Actor {
+        Actor::new(&*self.who)
+    }
+
+    /// The only tenant it acts for, if there is only one.
+    pub(crate) fn tenant(&self) -> Option<&TenantName> {
+        match &self.reach {
+            Reach::All => None,
+            Reach::Tenant(tenant) => Some(tenant),
+        }
+    }
+
+    pub(crate) fn sees(&self, tenant: &TenantName) -> bool {
+        self.tenant().is_none_or(|own| own == tenant)
+    }
+
+    /// Whether it came over the unix socket, and so is the operator.
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
+    }
+}
+
+impl Door {
+    pub(crate) fn new(config: &crate::config::Api) -> Self {
+        Self { tokens: config.token.clone(), hosts: config.hosts.clone() }
+    }
+
+    fn caller(&self, origin: Option<Origin>, request: &Request) -> Result<Caller, Problem> {
+        match origin {
+            Some(Origin::Unix { uid, pid }) => {
+                let pid = pid.map(|pid| format!(" pid={pid}")).unwrap_or_default();
+                Ok(Caller { who: format!("uid={uid}{pid}"), reach: Reach::All, local: true })
+            }
+            Some(Origin::Tcp { from }) => {
+                self.check_host(request)?;
+                let token = self.bearer(request.headers()).ok_or_else(|| {
+                    Problem::new(Kind::Unauthorized, "no known token was given")
+                        .fix("send `Authorization: Bearer <token>`, or set POSTERN_TOKEN")
+                })?;
+                let who = format!("token={} from={from}", token.name);
+                Ok(Caller { who, reach: token.tenant.clone(), local: false })
+            }
+            None => Err(Problem::new(Kind::Unauthorized, "it is not known who asks")),
+        }
+    }
+
+    /// Against DNS rebinding: a page of a foreign site reaches us under that site's name, so only
+    /// addresses and the names that the operator listed are answered.
+    fn check_host(&self, request: &Request) -> Result<(), Problem> {
+        let sent = request.headers().get_all(header::HOST);
+        let mut sent = sent.iter().map(|value| value.to_str().unwrap_or_default());
+        let (first, more) = (sent.next().unwrap_or_default(), sent.next().is_some());
+        let uri = request.uri().authority().map_or(first, Authority::as_str);
+        let known = |text: &str| {
+            text.parse::<Authority>().is_ok_and(|authority| {
+                let host = authority.host();
+                let literal = host.trim_start_matches('[').trim_end_matches(']');
+                literal.parse::<std::net::IpAddr>().is_ok()
+                    || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(host))
+            })
+        };
+        if more || !known(first) || !known(uri) {
+            let mut problem = Problem::invalid("host", first, "is not a name of this node");
+            problem.code = Kind::Misdirected;
+            return Err(problem.fix("ask by address, or add the name to `api.hosts`"));
+        }
+        Ok(())
+    }
+
+    /// The token that is borne. Every digest is compared, each in constant time.
+    fn bearer(&self, headers: &HeaderMap) -> Option<&Token> {
+        let sent = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+        let (scheme, secret) = sent.split_once(' ')?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        let digest = Sha256::digest(secret.trim().as_bytes());
+        let mut found = None;
+        for token in &self.tokens {
+            if bool::from(token.sha256.0.ct_eq(digest.as_slice())) {
+                found = Some(token);
+            }
+        }
+        found
+    }
+}
+
+/// Lets a request in only together with its [`Caller`].
+pub(crate) async fn admit(
+    State(api): State<Api>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let origin = request.extensions().get::<Origin>().copied();
+    let caller = api.0.door.caller(origin, &request)?;
+    request.extensions_mut().insert(caller);
+    Ok(next.run(request).await)
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
+        let caller = parts.extensions.get::<Self>().cloned();
+        caller.ok_or_else(|| Problem::new(Kind::Unauthorized, "it is not known who asks"))
+    }
+}
+
+/// Tells the description how callers over TCP are known.
+pub(crate) struct Security;
+
+impl utoipa::Modify for Security {
+    fn modify(&self, openapi: &mut utoipa::openapi::OpenApi) {
+        let components = openapi.components.get_or_insert_default();
+        let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        components.add_security_scheme("token", bearer);
+    }
+}

@@ -1,0 +1,199 @@
+//! The listeners, and one HTTP connection after another: bounded in number, in time to the first
+//! request, and ended gracefully. Who is at the other end is noted here, from the kernel.
+
+use std::convert::Infallible;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt;
+
+use crate::api::caller::Origin;
+use crate::config::Api as Config;
+use crate::error::Error;
+
+/// From accept, or the last answer, to the end of the next request's head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long open requests may take to end once the daemon stops.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Pause after an accept that failed for want of resources.
+const BACK_OFF: Duration = Duration::from_millis(50);
+
+/// Where callers come in.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Listener {
+    /// The unix socket.
+    Unix(UnixListener),
+    /// TCP.
+    Tcp(TcpListener),
+}
+
+/// Opens the configured listeners. A socket file that nobody listens on is replaced.
+pub async fn bind(config: &Config) -> Result<Vec<Listener>, Error> {
+    let on = config.socket.display().to_string();
+    let unix = bind_unix(config).map_err(|source| Error::Listen { on, source })?;
+    let mut listeners = vec![Listener::Unix(unix)];
+    if let Some(address) = config.listen {
+        let tcp = TcpListener::bind(address)
+            .await
+            .map_err(|source| Error::Listen { on: address.to_string(), source })?;
+        listeners.push(Listener::Tcp(tcp));
+    }
+    Ok(listeners)
+}
+
+fn bind_unix(config: &Config) -> io::Result<UnixListener> {
+    let path: &Path = &config.socket;
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
+            fs::remove_file(path)?;
+        }
+        Ok(_) => return Err(io::Error::other("there is a file that is not a socket")),
+        Err(_) => {}
+    }
+    let group = match config.group.as_str() {
+        "" => None,
+        name => Some(
+            nix::unistd::Group::from_name(name)?
+                .ok_or_else(|| io::Error::other(format!("there is no group {name:?}")))?
+                .gid,
+        ),
+    };
+    // Bound where nobody else can reach it, given its group and mode, and only then put in place.
+    let hidden = tempdir_beside(path)?;
+    let bound = hidden.join("s");
+    let opened = UnixListener::bind(&bound).and_then(|listener| {
+        if group.is_some() {
+            nix::unistd::chown(&bound, None, group)?;
+        }
+        fs::set_permissions(&bound, Permissions::from_mode(0o660))?;
+        fs::rename(&bound, path)?;
+        Ok(listener)
+    });
+    let _ = fs::remove_file(&bound);
+    let _ = fs::remove_dir(&hidden);
+    opened
+}
+
+fn tempdir_beside(path: &Path) -> io::Result<std::path::PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let name = format!(".postern-{}", std::process::id());
+    let dir = path.with_file_name(name);
+    fs::DirBuilder::new().mode(0o700).create(&dir)?;
+    Ok(dir)
+}
+
+/// Serves until `stop` is cancelled and what was open then has ended, or five seconds passed.
+pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: CancellationToken) {
+    let open = Arc::new(Semaphore::new(most));
+    let connections = TaskTracker::new();
+    let doors = TaskTracker::new();
+    for listener in listeners {
+        let (app, open) = (app.clone(), Arc::clone(&open));
+        let (stop, connections) = (stop.clone(), connections.clone());
+        doors.spawn(async move {
+            while let Some(place) =
+                stop.run_until_cancelled(Arc::clone(&open).acquire_owned()).await
+            {
+                let Some(accepted) = stop.run_until_cancelled(listener.accept()).await else {
+                    break;
+                };
+                match accepted {
+                    Ok((io, origin)) => {
+                        let served = one(io, origin, app.clone(), stop.clone());
+                        connections.spawn(async move {
+                            served.await;
+                            drop(place);
+                        });
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "accepting a caller failed");
+                        tokio::time::sleep(BACK_OFF).await;
+                    }
+                }
+            }
+        });
+    }
+    doors.close();
+    doors.wait().await;
+    connections.close();
+    if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
+        tracing::warn!(open = connections.len(), "callers cut off at the end");
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Origin)> {
+        match self {
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let peer = stream.peer_cred()?;
+                Ok((Box::new(stream), Origin::Unix { uid: peer.uid(), pid: peer.pid() }))
+            }
+            Self::Tcp(listener) => {
+                let (stream, from) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok((Box::new(stream), Origin::Tcp { from }))
+            }
+        }
+    }
+
+    /// The address, for a TCP listener.
+    pub fn address(&self) -> Option<std::net::SocketAddr> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(listener) => listener.local_addr().ok(),
+        }
+    }
+}
+
+async fn one(io: Box<dyn Stream>, origin: Origin, app: Router, stop: CancellationToken) {
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(origin);
+        let app = app.clone();
+        async move {
+            let answer = app.oneshot(request.map(Body::new)).await;
+            Ok::<_, Infallible>(answer.unwrap_or_else(|never| match never {}))
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(io), service)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a caller's connection ended");
+    }
+}

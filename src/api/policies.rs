@@ -1,0 +1,322 @@
+//! Policies of a sandbox, of a tenant, of the platform: read, replaced, added to, explained.
+//!
+//! A document is read as TOML or JSON and is answered as either. The revision travels as the entity
+//! tag: `If-Match` makes a write depend on what was read (RFC 9110 section 13.1.1).
+
+use axum::Json as Answer;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use lifecycle::Scope;
+use policy::document::Rule;
+use policy::{Policy, Revision};
+use serde_json::Value;
+
+use crate::api::body::{Document, Json};
+use crate::api::caller::Caller;
+use crate::api::{Api, question};
+use crate::problem::{ErrorBody, Kind, Problem};
+use crate::wire::{Change, Explained, Question, TOML};
+
+/// A sandbox's own policy, as JSON, or as TOML if `accept` asks for it.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{name}/policy", tag = "policies",
+    params(("name" = String, Path, description = "The sandbox.")),
+    responses(
+        (status = 200, description = "The document; its revision is the `etag`.", content((Object = "application/json"), (String = "application/toml"))),
+        (status = "default", description = "Refused.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn of_sandbox(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    api.document(&api.scope_of(&caller, &name)?, &headers).await
+}
+
+/// Replaces a sandbox's own policy. Answers once it is in force and open flows were judged by it.
+#[utoipa::path(
+    put, path = "/v1/sandboxes/{name}/policy", tag = "policies",
+    params(
+        ("name" = String, Path, description = "The sandbox."),
+        ("if-match" = Option<String>, Header, description = "The revision that was read."),
+    ),
+    request_body(content((Object = "application/json"), (String = "application/toml"))),
+    responses(
+        (status = 200, description = "In force.", body = Change),
+        (status = "default", description = "Refused; the old one stays.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn set_of_sandbox(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    Document(policy): Document,
+) -> Result<Answer<Change>, Problem> {
+    api.set(&api.scope_of(&caller, &name)?, &caller, &headers, policy).await
+}
+
+/// Adds one rule to a sandbox's own policy.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{name}/policy/rules", tag = "policies",
+    params(
+        ("name" = String, Path, description = "The sandbox."),
+        ("if-match" = Option<String>, Header, description = "The revision that was read."),
+    ),
+    request_body(content = Object, description = "A rule, as in a policy."),
+    responses(
+        (status = 200, description = "In force.", body = Change),
+        (status = "default", description = "Refused; the old one stays.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn add_to_sandbox(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    Json(rule): Json<Value>,
+) -> Result<Answer<Change>, Problem> {
+    api.add(&api.scope_of(&caller, &name)?, &caller, &headers, &rule).await
+}
+
+/// Says what would happen to a flow of a sandbox, and which rule of which layer decides.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{name}/policy/explain", tag = "policies",
+    params(("name" = String, Path, description = "The sandbox.")),
+    request_body = Question,
+    responses(
+        (status = 200, description = "What would happen.", body = Explained),
+        (status = "default", description = "Refused.", body = ErrorBody),
+    )
+)]
+#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
+pub(crate) async fn explain(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(name): Path<String>,
+    Json(asked): Json<Question>,
+) -> Result<Answer<Explained>, Problem> {
+    let found = api.sandbox(&caller, &name)?;
+    let in_force = api.0.keeper.in_force(&found.name)?;
+    question::explained(&in_force, &asked).map(Answer)
+}
+
+/// A tenant's policy.
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/policy", tag = "policies",
+    params(("tenant" = String, Path, description = "The tenant.")),
+    responses(
+        (status = 200, description = "The document; its revision is the `etag`.", content((Object = "application/json"), (String = "application/toml"))),
+        (status = "default", description = "Refused.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn of_tenant(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    api.document(&tenant_scope(&caller, &tenant)?, &headers).await
+}
+
+/// Replaces a tenant's policy.
+#[utoipa::path(
+    put, path = "/v1/tenants/{tenant}/policy", tag = "policies",
+    params(
+        ("tenant" = String, Path, description = "The tenant."),
+        ("if-match" = Option<String>, Header, description = "The revision that was read."),
+    ),
+    request_body(content((Object = "application/json"), (String = "application/toml"))),
+    responses(
+        (status = 200, description = "In force.", body = Change),
+        (status = "default", description = "Refused; the old one stays.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn set_of_tenant(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+    headers: HeaderMap,
+    Document(policy): Document,
+) -> Result<Answer<Change>, Problem> {
+    api.set(&tenant_scope(&caller, &tenant)?, &caller, &headers, policy).await
+}
+
+/// Adds one rule to a tenant's policy.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/policy/rules", tag = "policies",
+    params(
+        ("tenant" = String, Path, description = "The tenant."),
+        ("if-match" = Option<String>, Header, description = "The revision that was read."),
+    ),
+    request_body(content = Object, description = "A rule, as in a policy."),
+    responses(
+        (status = 200, description = "In force.", body = Change),
+        (status = "default", description = "Refused; the old one stays.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn add_to_tenant(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+    headers: HeaderMap,
+    Json(rule): Json<Value>,
+) -> Result<Answer<Change>, Problem> {
+    api.add(&tenant_scope(&caller, &tenant)?, &caller, &headers, &rule).await
+}
+
+/// The platform's policy, over everything on the node. Not for a tenant's token.
+#[utoipa::path(
+    get, path = "/v1/platform/policy", tag = "policies",
+    responses(
+        (status = 200, description = "The document; its revision is the `etag`.", content((Object = "application/json"), (String = "application/toml"))),
+        (status = "default", description = "Refused.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn of_platform(
+    State(api): State<Api>,
+    caller: Caller,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    if caller.tenant().is_some() {
+        return Err(not_for_tokens());
+    }
+    api.document(&Scope::Platform, &headers).await
+}
+
+/// Replaces the platform's policy. Only over the unix socket.
+#[utoipa::path(
+    put, path = "/v1/platform/policy", tag = "policies",
+    params(("if-match" = Option<String>, Header, description = "The revision that was read.")),
+    request_body(content((Object = "application/json"), (String = "application/toml"))),
+    responses(
+        (status = 200, description = "In force.", body = Change),
+        (status = "default", description = "Refused; the old one stays.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn set_of_platform(
+    State(api): State<Api>,
+    caller: Caller,
+    headers: HeaderMap,
+    Document(policy): Document,
+) -> Result<Answer<Change>, Problem> {
+    api.set(&platform_scope(&caller)?, &caller, &headers, policy).await
+}
+
+/// Adds one rule to the platform's policy. Only over the unix socket.
+#[utoipa::path(
+    post, path = "/v1/platform/policy/rules", tag = "policies",
+    params(("if-match" = Option<String>, Header, description = "The revision that was read.")),
+    request_body(content = Object, description = "A rule, as in a policy."),
+    responses(
+        (status = 200, description = "In force.", body = Change),
+        (status = "default", description = "Refused; the old one stays.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn add_to_platform(
+    State(api): State<Api>,
+    caller: Caller,
+    headers: HeaderMap,
+    Json(rule): Json<Value>,
+) -> Result<Answer<Change>, Problem> {
+    api.add(&platform_scope(&caller)?, &caller, &headers, &rule).await
+}
+
+impl Api {
+    fn scope_of(&self, caller: &Caller, name: &str) -> Result<Scope, Problem> {
+        Ok(Scope::Sandbox(self.sandbox(caller, name)?.name))
+    }
+
+    async fn document(&self, scope: &Scope, headers: &HeaderMap) -> Result<Response, Problem> {
+        let (policy, revision) = self.0.keeper.policy(scope).await?;
+        let tag = [(header::ETAG, format!("\"{revision}\""))];
+        let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        if accept.is_some_and(|accept| accept.contains("toml")) {
+            return Ok((tag, [(header::CONTENT_TYPE, TOML)], policy.to_toml()).into_response());
+        }
+        Ok((tag, Answer(policy.to_json())).into_response())
+    }
+
+    async fn set(
+        &self,
+        scope: &Scope,
+        caller: &Caller,
+        headers: &HeaderMap,
+        policy: Policy,
+    ) -> Result<Answer<Change>, Problem> {
+        let expected = if_match(headers)?;
+        let change = self.0.keeper.set_policy(scope, policy, expected, &caller.actor()).await?;
+        Ok(Answer(shown(&change)))
+    }
+
+    async fn add(
+        &self,
+        scope: &Scope,
+        caller: &Caller,
+        headers: &HeaderMap,
+        rule: &Value,
+    ) -> Result<Answer<Change>, Problem> {
+        let expected = if_match(headers)?;
+        let rule = read_rule(rule)?;
+        let change = self.0.keeper.add_rule(scope, rule, expected, &caller.actor()).await?;
+        Ok(Answer(shown(&change)))
+    }
+}
+
+fn tenant_scope(caller: &Caller, tenant: &str) -> Result<Scope, Problem> {
+    let tenant = crate::api::tenant(tenant)?;
+    if !caller.sees(&tenant) {
+        return Err(Problem::new(Kind::NotFound, "no such tenant").given(tenant.as_str()));
+    }
+    Ok(Scope::Tenant(tenant))
+}
+
+fn platform_scope(caller: &Caller) -> Result<Scope, Problem> {
+    if caller.is_local() { Ok(Scope::Platform) } else { Err(not_for_tokens()) }
+}
+
+fn not_for_tokens() -> Problem {
+    Problem::new(Kind::Forbidden, "the platform's policy is not for this token")
+        .fix("ask on the node itself, over the unix socket")
+}
+
+/// A rule is read as the only one of a document, so that it is checked like any other.
+fn read_rule(rule: &Value) -> Result<Rule, Problem> {
+    let alone = serde_json::json!({ "rule": [rule] });
+    let policy = Policy::from_json(&alone.to_string()).map_err(|refused| {
+        let problem = Problem::from(refused);
+        let field = problem.field.as_deref().unwrap_or_default();
+        let field = field.strip_prefix("rule[0]").unwrap_or(field).trim_start_matches('.');
+        Problem { field: Some(field.to_owned()), line: None, ..problem }
+    })?;
+    policy
+        .rules()
+        .first()
+        .cloned()
+        .ok_or_else(|| Problem::invalid("", "", "is not a rule").fix("send one JSON object"))
+}
+
+fn if_match(headers: &HeaderMap) -> Result<Option<Revision>, Problem> {
+    let Some(sent) = headers.get(header::IF_MATCH) else { return Ok(None) };
+    let sent = sent.to_str().unwrap_or_default();
+    if sent == "*" {
+        return Ok(None);
+    }
+    let number = sent.trim_matches('"').parse().map_err(|_| {
+        Problem::invalid("if-match", sent, "is not a revision")
+            .fix("send the `etag` of the policy that was read")
+    })?;
+    Ok(Some(Revision(number)))
+}
+
+fn shown(change: &lifecycle::PolicyChange) -> Change {
+    Change {
+        revision: change.revision,
+        sandboxes: change.sandboxes,
+        checked: change.checked,
+        cut: change.cut,
+    }
+}

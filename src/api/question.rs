@@ -1,0 +1,115 @@
+//! "Would this pass?": a destination as a person writes it, made into the flow that is judged.
+//! Pure: the answer is that of the code that decides.
+
+use std::net::IpAddr;
+
+use http::Uri;
+use policy::explain::{Outcome, explain};
+use policy::name::{Authority, AuthorityHost};
+use policy::{Compiled, Evidence, Flow, Protocol};
+
+use crate::problem::Problem;
+use crate::wire::{Explained, Question, Transport};
+
+/// Judges what was asked, and tells how.
+pub(crate) fn explained(in_force: &Compiled, asked: &Question) -> Result<Explained, Problem> {
+    let bad = |message: &str| {
+        Problem::invalid("destination", &asked.destination, message).fix(
+            "write `https://host/path`, `http://host/path`, `host:port` or `address:port`",
+        )
+    };
+    let (scheme, rest) = match asked.destination.split_once("://") {
+        Some((scheme @ ("http" | "https"), rest)) => (Some(scheme), rest),
+        Some(_) => return Err(bad("has an unknown scheme")),
+        None => (None, asked.destination.as_str()),
+    };
+    let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let authority = Authority::parse(authority).map_err(|error| bad(&error.to_string()))?;
+    let port = authority.port.unwrap_or(if scheme == Some("http") { 80 } else { 443 });
+    let written = tail.parse::<Uri>().ok().map(|uri| uri.path().to_owned());
+    let path = asked.path.clone().or(written).unwrap_or_else(|| "/".into());
+    if !path.starts_with('/') {
+        return Err(Problem::invalid("path", &path, "is not a path").fix("begin it with `/`"));
+    }
+    let method = asked.method.as_deref().unwrap_or("GET");
+    let (destination, name) = match &authority.host {
+        AuthorityHost::Name(host) => (None, Some(host)),
+        AuthorityHost::Address(address) => (Some(IpAddr::clone(address)), None),
+    };
+    let protocol = match asked.protocol {
+        Transport::Tcp => Protocol::Tcp,
+        Transport::Udp => Protocol::Udp,
+    };
+    let evidence = match (name, scheme, port) {
+        (None, ..) => Evidence::Address,
+        (Some(host), _, _) if protocol == Protocol::Udp => {
+            Evidence::Pinned(std::slice::from_ref(host))
+        }
+        (Some(sni), Some("https"), _) | (Some(sni), None, 443) => {
+            Evidence::Tls { sni, ech: false }
+        }
+        (Some(authority), Some(_), _) | (Some(authority), None, 80) => {
+            Evidence::Request { authority, method, path: &path }
+        }
+        (Some(host), None, _) => Evidence::Pinned(std::slice::from_ref(host)),
+    };
+    let told = explain(in_force, &Flow { protocol, port, destination, evidence });
+    Ok(Explained {
+        allowed: told.verdict == Outcome::Pass,
+        explanation: serde_json::to_value(&told).unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::{Layer, Policy, Revision};
+
+    use super::*;
+
+    fn ask(destination: &str, method: Option<&str>) -> Result<Explained, Problem> {
+        let policy = Policy::from_toml(
+            "[[rule]]\nallow = [\"api.example.com\"]\n[[rule]]\nallow = [\"db.example.com\"]\nports = [5432]\n\
+             [[rule]]\nallow = [\"203.0.113.0/24\"]\nports = [9]\n\
+             [[rule]]\nallow = [\"web.example.com\"]\nports = [80]\nmethods = [\"GET\"]\n",
+        )
+        .expect("valid");
+        let compiled = Compiled::new(&[(Layer::Sandbox, &policy)], Revision(1));
+        let question = Question {
+            destination: destination.into(),
+            method: method.map(Into::into),
+            path: None,
+            protocol: Transport::Tcp,
+        };
+        explained(&compiled, &question)
+    }
+
+    #[test]
+    fn a_destination_is_judged_as_the_flow_it_would_be() {
+        for (destination, method, allowed) in [
+            ("https://api.example.com/", None, true),
+            ("https://API.example.com./x?y#z", None, true),
+            ("api.example.com", None, true),
+            ("api.example.com:443", None, true),
+            ("api.example.com:8443", None, false),
+            ("http://api.example.com", None, true),
+            ("https://other.example.com/", None, false),
+            ("db.example.com:5432", None, true),
+            ("203.0.113.7:9", None, true),
+            ("203.0.113.7:443", None, false),
+            ("http://web.example.com/", None, true),
+            ("http://web.example.com/", Some("DELETE"), false),
+        ] {
+            let told = ask(destination, method).expect(destination);
+            assert_eq!(told.allowed, allowed, "{destination}: {}", told.explanation);
+        }
+    }
+
+    #[test]
+    fn what_is_no_destination_is_refused_with_its_field() {
+        for bad in ["", "ftp://a.example", "https://", "a b", "host:99999", "http://[::1"] {
+            let problem = ask(bad, None).expect_err(bad);
+            assert_eq!(problem.field.as_deref(), Some("destination"), "{bad}");
+            assert!(problem.fix.is_some());
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Sandboxes: made, listed, shown, removed, and commands run in them.
+
+use std::convert::Infallible;
+use std::time::SystemTime;
+
+use axum::Json as Answer;
+use axum::body::Body;
+use axum::extract::{FromRequest, Path, Request, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use lifecycle::CreateSpec;
+use policy::Policy;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use crate::api::caller::Caller;
+use crate::api::{Api, body};
+use crate::problem::{ErrorBody, Kind, Problem};
+use crate::units::Size;
+use crate::wire::{
+    Create, DEFAULT_TENANT, Driver, EXEC_PROTOCOL, Exec, JSON_LINES, Progress, Sandbox, Sandboxes,
+    Step, Traffic,
+};
+
+/// Steps that a slow reader of progress may be behind; more are left out.
+const STEPS: usize = 64;
+
+/// The sandboxes that the caller may see, by name.
+#[utoipa::path(
+    get, path = "/v1/sandboxes", tag = "sandboxes",
+    responses(
+        (status = 200, description = "By name.", body = Sandboxes),
+        (status = "default", description = "Refused.", body = ErrorBody),
+    )
+)]
+#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
+pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Answer<Sandboxes> {
+    let found = api.0.keeper.list(caller.tenant());
+    Answer(Sandboxes { sandboxes: found.iter().map(|sandbox| api.shown(sandbox)).collect() })
+}
+
+/// Makes a sandbox and answers once its guest does. With `progress=true` the answer is a stream of
+/// JSON lines, the last of which is the sandbox or the error; the status is then always 200.
+#[utoipa::path(
+    post, path = "/v1/sandboxes", tag = "sandboxes",
+    params(("progress" = Option<bool>, Query, description = "Answer with a stream of steps.")),
+    request_body = Create,
+    responses(
+        (status = 201, description = "It runs.", body = Sandbox),
+        (status = 200, description = "With `progress=true`.", body = Step, content_type = "application/jsonl"),
+        (status = "default", description = "Refused; nothing of it is left.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn create(
+    State(api): State<Api>,
+    caller: Caller,
+    uri: Uri,
+    body::Json(wanted): body::Json<Create>,
+) -> Result<Response, Problem> {
+    let stream = match body::query(&uri, &["progress"])?.first() {
+        Some((key, value)) => body::flag(key, value)?,
+        None => false,
+    };
+    let spec = api.spec(&caller, wanted)?;
+    let actor = caller.actor();
+    if !stream {
+        let made = api.0.keeper.create(spec, &actor, |_| {}).await?;
+        return Ok((StatusCode::CREATED, Answer(api.shown(&made))).into_response());
+    }
+    let (steps, mut told) = mpsc::channel(STEPS);
+    tokio::spawn(async move {
+        let progress = |step: lifecycle::Progress| {
+            let doing = step.doing.to_owned();
+            // A reader that is behind or gone misses a step; the work goes on.
+            let _ = steps.try_send(Step::Progress(Progress { doing, at_ms: step.at_ms }));
+        };
+        let end = match api.0.keeper.create(spec, &actor, progress).await {
+            Ok(made) => Step::Sandbox(Box::new(api.shown(&made))),
+            Err(error) => Step::Error(error.into()),
+        };
+        let _ = steps.send(end).await;
+    });
+    let lines = futures_util::stream::poll_fn(move |cx| told.poll_recv(cx));
+    Ok(json_lines(futures_util::StreamExt::map(lines, |step| {
+        serde_json::to_string(&step).unwrap_or_default()
+    })))
+}
+
+/// One sandbox.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{name}", tag = "sandboxes",
+    params(("name" = String, Path, description = "The sandbox.")),
+    responses(
+        (status = 200, description = "As it is now.", body = Sandbox),
+        (status = "default", description = "Refused.", body = ErrorBody),
+    )
+)]
+#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
+pub(crate) async fn show(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<Answer<Sandbox>, Problem> {
+    Ok(Answer(api.shown(&api.sandbox(&caller, &name)?)))
+}
+
+/// Removes a sandbox; answers once nothing of it is left.
+#[utoipa::path(
+    delete, path = "/v1/sandboxes/{name}", tag = "sandboxes",
+    params(("name" = String, Path, description = "The sandbox.")),
+    responses(
+        (status = 204, description = "Gone."),
+        (status = "default", description = "Refused.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn remove(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Problem> {
+    let found = api.sandbox(&caller, &name)?;
+    api.0.keeper.remove(&found.name, &caller.actor()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Runs a command in a running guest. The request asks for an upgrade to `postern-exec`; once
+/// upgraded, both directions carry the frames of the guest's agent: a kind (1 byte), a length
+/// (4 bytes, big endian), a payload. To the guest: 3 standard input, 4 its end. From the guest:
+/// 131 standard output, 132 standard error, 133 the exit status as JSON, 130 the reason why it
+/// could not run.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{name}/exec", tag = "sandboxes",
+    params(
+        ("name" = String, Path, description = "The sandbox."),
+        ("upgrade" = String, Header, description = "`postern-exec`"),
+    ),
+    request_body = Exec,
+    responses(
+        (status = 101, description = "The command runs; frames follow."),
+        (status = "default", description = "Refused.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn exec(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(name): Path<String>,
+    mut request: Request,
+) -> Result<Response, Problem> {
+    let found = api.sandbox(&caller, &name)?;
+    let upgrade = request.extensions_mut().remove::<OnUpgrade>();
+    let upgrade = upgrade.filter(|_| asks_for_exec(request.headers())).ok_or_else(|| {
+        Problem::new(Kind::UpgradeRequired, "a command needs a connection of its own")
+            .fix("send `connection: upgrade` and `upgrade: postern-exec`, or use `postern exec`")
+    })?;
+    let body::Json(Exec { argv, env, cwd, user }) = body::Json::from_request(request, &api).await?;
+    let command = agent::Exec { argv, env, cwd, user };
+    let guest = api.0.keeper.exec(&found.name, &command, &caller.actor()).await?;
+    let stop = api.0.stop.clone();
+    api.0.relays.spawn(async move {
+        let relayed = stop.run_until_cancelled(async {
+            relay(TokioIo::new(upgrade.await.map_err(std::io::Error::other)?), guest).await
+        });
+        if let Some(Err(error)) = relayed.await {
+            tracing::debug!(%error, sandbox = %found.name, "exec ended early");
+        }
+    });
+    let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, EXEC_PROTOCOL)];
+    Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
+}
+
+fn asks_for_exec(headers: &HeaderMap) -> bool {
+    let asked = headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
+    asked.is_some_and(|protocol| protocol.eq_ignore_ascii_case(EXEC_PROTOCOL))
+}
+
+/// Passes frames on as they are until either side is done. A caller that went away takes the
+/// command with it: the agent ends what nobody reads.
+async fn relay(
+    caller: impl AsyncRead + AsyncWrite,
+    guest: impl AsyncRead + AsyncWrite,
+) -> std::io::Result<()> {
+    let (mut from_caller, mut to_caller) = tokio::io::split(caller);
+    let (mut from_guest, mut to_guest) = tokio::io::split(guest);
+    let down = async {
+        tokio::io::copy(&mut from_guest, &mut to_caller).await?;
+        to_caller.shutdown().await
+    };
+    let up = async {
+        tokio::io::copy(&mut from_caller, &mut to_guest).await?;
+        Ok(())
+    };
+    tokio::select! { ended = down => ended, ended = up => ended }
+}
+
+/// An answer of one JSON value a line, as they come.
+pub(crate) fn json_lines<S>(lines: S) -> Response
+where
+    S: futures_util::Stream<Item = String> + Send + 'static,
+{
+    let lines = futures_util::StreamExt::map(lines, |line| Ok::<_, Infallible>(line + "\n"));
+    ([(header::CONTENT_TYPE, JSON_LINES)], Body::from_stream(lines)).into_response()
+}
+
+impl Api {
+    fn spec(&self, caller: &Caller, wanted: Create) -> Result<CreateSpec, Problem> {
+        let own = caller.tenant();
+        let tenant = match wanted.tenant.or_else(|| own.cloned()) {
+            Some(tenant) => tenant,
+            None => crate::api::tenant(DEFAULT_TENANT)?,
+        };
+        if !caller.sees(&tenant) {
+            return Err(Problem::invalid("tenant", tenant.as_str(), "is not this token's tenant")
+                .fix("leave it out")
+                .of(Kind::Forbidden));
+        }
+        let memory = wanted.memory.unwrap_or(self.0.defaults.memory);
+        let policy = match wanted.policy {
+            Some(policy) => Policy::from_json(&policy.to_string()).map_err(|refused| {
+                let problem = Problem::from(refused);
+                let field = problem.field.as_deref().filter(|field| !field.is_empty());
+                let field = field.map_or("policy".into(), |field| format!("policy.{field}"));
+                Problem { field: Some(field), line: None, ..problem }
+            })?,
+            None => Policy::default(),
+        };
+        Ok(CreateSpec {
+            name: wanted.name,
+            tenant,
+            driver: match wanted.driver {
+                Driver::Qemu => lifecycle::Driver::Qemu,
+                Driver::External => lifecycle::Driver::External,
+            },
+            memory_mib: mebibytes(memory)?,
+            vcpus: wanted.vcpus.unwrap_or(self.0.defaults.vcpus),
+            policy,
+        })
+    }
+
+    fn shown(&self, sandbox: &lifecycle::Sandbox) -> Sandbox {
+        let meter = self.0.router.meter(sandbox.slot);
+        let traffic = meter.map_or_else(Traffic::default, |meter| Traffic {
+            open_flows: u64::try_from(meter.open()).unwrap_or(u64::MAX),
+            bytes_out: meter.bytes_out(),
+            bytes_in: meter.bytes_in(),
+        });
+        Sandbox {
+            name: sandbox.name.clone(),
+            tenant: sandbox.tenant.clone(),
+            state: sandbox.state.as_str().to_owned(),
+            reason: sandbox.reason.clone(),
+            driver: match sandbox.driver {
+                lifecycle::Driver::Qemu => Driver::Qemu,
+                lifecycle::Driver::External => Driver::External,
+            },
+            slot: sandbox.slot.number(),
+            tap: sandbox.tap.clone(),
+            netns: sandbox.netns.clone(),
+            guest_ip: policy::net::GUEST_IP.into(),
+            egress: sandbox.egress.clone(),
+            memory_mib: sandbox.memory_mib,
+            vcpus: sandbox.vcpus,
+            incarnation: sandbox.incarnation,
+            revision: sandbox.revision,
+            pid: sandbox.pid,
+            created: rfc3339(sandbox.created),
+            traffic,
+        }
+    }
+}
+
+fn mebibytes(memory: Size) -> Result<u32, Problem> {
+    let whole = memory.0.is_multiple_of(1 << 20).then_some(memory.0 >> 20);
+    whole.and_then(|mib| u32::try_from(mib).ok()).ok_or_else(|| {
+        Problem::invalid("memory", &memory.to_string(), "is not a number of MiB")
+            .fix("write it as `256M`")
+    })
+}
+
+fn rfc3339(time: SystemTime) -> String {
+    let time = OffsetDateTime::from(time);
+    let whole = time.replace_nanosecond(0).unwrap_or(time);
+    whole.format(&Rfc3339).unwrap_or_default()
+}

@@ -1,0 +1,392 @@
+//! The API as callers meet it: the real keeper and router, the real listeners, the real client.
+//! What needs a network namespace is skipped, loudly, for who may not make one.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue, Method, header};
+use policy::{AuditRecord, Trail};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::client::{Client, Content, Endpoint};
+use crate::error::Error;
+use crate::wire;
+
+const OF_ACME: &str = "a token of acme";
+const OF_ALL: &str = "a token of everybody";
+
+struct Daemon {
+    _dir: tempfile::TempDir,
+    netns: String,
+    audit: AuditLog,
+    keeper: Keeper,
+    stop: CancellationToken,
+    serving: tokio::task::JoinHandle<()>,
+    local: Client,
+    tcp: String,
+}
+
+impl Daemon {
+    /// None, and a word about it, where namespaces may not be made.
+    async fn start() -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("folder");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let netns = format!("pstapi-{}-{number}", std::process::id());
+        let token = |secret: &str| {
+            let digest = <sha2::Sha256 as sha2::Digest>::digest(secret);
+            digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+        };
+        let text = format!(
+            "state_dir = \"{dir}/state\"\nrun_dir = \"{dir}/run\"\n\
+             [api]\nsocket = \"{dir}/run/api.sock\"\nlisten = \"127.0.0.1:0\"\nhosts = [\"node.example\"]\n\
+             [[api.token]]\nname = \"acme\"\ntenant = \"acme\"\nsha256 = \"{}\"\n\
+             [[api.token]]\nname = \"all\"\ntenant = \"*\"\nsha256 = \"{}\"\n\
+             [guests]\nnetns = \"{netns}\"\nslot_rest = \"0s\"\n\
+             [dns]\nupstreams = [\"127.0.0.1:9\"]\ntimeout = \"200ms\"\n\
+             [qemu]\nimage = \"{dir}/none\"\n\
+             [audit]\ndir = \"{dir}/audit\"\n",
+            token(OF_ACME),
+            token(OF_ALL),
+            dir = dir.path().display(),
+        );
+        let config = Config::parse(&text).expect("valid");
+        let (trail, records) = Trail::bounded(1024);
+        let audit = AuditLog::open(&config.audit, trail.clone(), records).expect("audit");
+        let resolver = dns::Resolver::new(config.resolver()).expect("resolver");
+        let own = policy::OwnAddresses::default();
+        let router = egress::Router::start(config.router(), resolver, own, trail.clone())
+            .await
+            .expect("router");
+        let keeper =
+            Keeper::open(config.keeper(Vec::new()), router.clone(), trail).await.expect("keeper");
+        let stop = CancellationToken::new();
+        let api = Api::new(&config, keeper.clone(), router, audit.clone(), stop.clone());
+        let listeners = bind(&config.api).await.expect("listeners");
+        let tcp = listeners.iter().find_map(Listener::address).expect("tcp").to_string();
+        let serving = tokio::spawn(serve(listeners, api.routes(), 64, stop.clone()));
+        let local = Client::new(Endpoint::Socket(config.api.socket.clone()), None);
+        Some(Self { _dir: dir, netns, audit, keeper, stop, serving, local, tcp })
+    }
+
+    fn bearer(&self, token: Option<&str>) -> Client {
+        Client::new(Endpoint::Tcp(self.tcp.clone()), token.map(str::to_owned))
+    }
+
+    async fn create(&self, name: &str, tenant: &str) -> wire::Sandbox {
+        let body = json!({ "name": name, "tenant": tenant, "driver": "external" });
+        self.local.post("/v1/sandboxes", &body).await.expect("created")
+    }
+
+    async fn end(self) {
+        for sandbox in self.keeper.list(None) {
+            self.keeper.remove(&sandbox.name, &lifecycle::Actor::new("test")).await.expect("gone");
+        }
+        self.stop.cancel();
+        self.serving.await.expect("served");
+        self.keeper.close().await;
+        self.audit.close();
+        let ended = std::process::Command::new("ip").args(["netns", "del", &self.netns]).status();
+        assert!(ended.is_ok_and(|status| status.success()), "{} is left", self.netns);
+    }
+}
+
+async fn refusal(
+    client: &Client,
+    method: Method,
+    path: &str,
+    headers: &[(&'static str, &str)],
+    content: Content,
+) -> Problem {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.insert(*name, HeaderValue::from_str(value).expect("header"));
+    }
+    match client.send(method.clone(), path, map, content).await {
+        Err(Error::Refused(problem)) => problem,
+        Err(other) => panic!("{method} {path}: {other:?}"),
+        Ok(_) => panic!("{method} {path} was not refused"),
+    }
+}
+
+fn text(json: &str) -> Content {
+    Content::Json(json.to_owned().into())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_refused_is_refused_in_one_form_and_changes_nothing() {
+    let Some(daemon) = Daemon::start().await else { return };
+    daemon.create("demo", "default").await;
+    let (client, get, put, post) = (&daemon.local, Method::GET, Method::PUT, Method::POST);
+    let before: Value = client.get("/v1/sandboxes/demo/policy").await.expect("policy");
+    let big = format!("{{\"name\":\"{}\"}}", "x".repeat(wire::BODY_LIMIT));
+    let policy = "/v1/sandboxes/demo/policy";
+    let rules = "/v1/sandboxes/demo/policy/rules";
+    let explain = "/v1/sandboxes/demo/policy/explain";
+    let toml = |text: &str| Content::Toml(text.to_owned().into());
+    // Method, path, headers, body; then the kind, the field, a part of the fix.
+    let none = || Content::Nothing;
+    type Case<'a> = (&'a Method, &'a str, Content, Kind, &'a str, &'a str);
+    let cases: Vec<Case<'_>> = vec![
+        (&get, "/v2/x", none(), Kind::NotFound, "", "openapi.json"),
+        (&put, "/v1/sandboxes", none(), Kind::MethodNotAllowed, "", "allow"),
+        (&get, "/v1/sandboxes/none", none(), Kind::NotFound, "", "ls"),
+        (&get, "/v1/sandboxes/Bad_Name", none(), Kind::Invalid, "name", "use 1 to 40"),
+        (&post, "/v1/sandboxes", none(), Kind::UnsupportedMediaType, "content-type", "application/json"),
+        (&post, "/v1/sandboxes", toml("x = 1"), Kind::UnsupportedMediaType, "content-type", "application/json"),
+        (&post, "/v1/sandboxes", text(&big), Kind::TooLarge, "", "less"),
+        (&post, "/v1/sandboxes", text("{"), Kind::Invalid, "", ""),
+        (&post, "/v1/sandboxes", text("{\"name\":\"a\",\"memroy\":\"1G\"}"), Kind::Invalid, "memroy", "did you mean `memory`?"),
+        (&post, "/v1/sandboxes", text("{\"name\":\"A\"}"), Kind::Invalid, "name", "use 1 to 40"),
+        (&post, "/v1/sandboxes", text("{}"), Kind::Invalid, "name", "add `name`"),
+        (&post, "/v1/sandboxes", text("{\"name\":\"a\",\"memory\":\"1K\"}"), Kind::Invalid, "memory", "256M"),
+        (&post, "/v1/sandboxes", text("{\"name\":\"a\",\"driver\":\"external\",\"memory\":\"1M\"}"), Kind::Invalid, "memory_mib", "128"),
+        (&post, "/v1/sandboxes", text("{\"name\":\"a\",\"driver\":\"xen\"}"), Kind::Invalid, "driver", "qemu, external"),
+        (&post, "/v1/sandboxes", text("{\"name\":\"demo\",\"driver\":\"external\"}"), Kind::Conflict, "name", "another name"),
+        (&post, "/v1/sandboxes", text("{\"name\":\"a\",\"policy\":{\"rule\":[{\"allow\":[\"1.2.3\"]}]}}"), Kind::Invalid, "policy.rule[0].allow[0]", ""),
+        (&post, "/v1/sandboxes?progres=true", text("{\"name\":\"a\"}"), Kind::Invalid, "progres", "did you mean `progress`?"),
+        (&post, "/v1/sandboxes?progress=1", text("{\"name\":\"a\"}"), Kind::Invalid, "progress", "`true`"),
+        (&put, policy, toml("[[rule]]\nalow = [\"a.example\"]"), Kind::Invalid, "rule[0].alow", "allow"),
+        (&put, policy, text("{\"rule\":[{\"allow\":[]}]}"), Kind::Invalid, "rule[0].allow", ""),
+        (&post, rules, text("{\"allow\":[\"a.example\"],\"ports\":[0]}"), Kind::Invalid, "ports[0]", ""),
+        (&post, rules, text("{\"allow\":[\"a.example\"],\"always\":true}"), Kind::Invalid, "rule[0].always", "platform"),
+        (&post, explain, text("{\"destination\":\"ftp://x.example\"}"), Kind::Invalid, "destination", "https://"),
+        (&post, "/v1/sandboxes/demo/exec", text("{\"argv\":[\"id\"]}"), Kind::UpgradeRequired, "", "postern-exec"),
+        (&get, "/v1/events?code=norule", none(), Kind::Invalid, "code", "did you mean `no-rule`?"),
+        (&get, "/v1/events?since=yesterday", none(), Kind::Invalid, "since", "10m"),
+        (&get, "/v1/events?limit=1000000", none(), Kind::Invalid, "limit", "10000"),
+        (&get, "/v1/events?egress=x", none(), Kind::Invalid, "egress", "203.0.113.7"),
+        (&get, "/v1/events?code=rule&code=rule", none(), Kind::Invalid, "code", "once"),
+    ];
+    for (method, path, content, kind, field, fix) in cases {
+        let sent = format!("{method} {path} {content:?}").chars().take(200).collect::<String>();
+        let problem = refusal(client, method.clone(), path, &[], content).await;
+        assert_eq!(problem.code, kind, "{sent}: {problem:?}");
+        assert_eq!(problem.field.as_deref().unwrap_or_default(), field, "{sent}: {problem:?}");
+        assert!(problem.fix.as_deref().is_some_and(|f| f.contains(fix)), "{sent}: {problem:?}");
+        assert!(problem.value.as_deref().is_none_or(|v| v.chars().count() <= 61), "{sent}");
+    }
+    let stale = [("if-match", "\"7777\"")];
+    let problem = refusal(client, put.clone(), policy, &stale, toml("")).await;
+    assert_eq!(problem.code, Kind::RevisionMoved);
+    let problem = refusal(client, put, policy, &[("if-match", "x")], toml("")).await;
+    assert_eq!(problem.field.as_deref(), Some("if-match"));
+    let after: Value = client.get("/v1/sandboxes/demo/policy").await.expect("policy");
+    assert_eq!(before, after);
+    let list: wire::Sandboxes = client.get("/v1/sandboxes").await.expect("list");
+    assert_eq!(list.sandboxes.len(), 1);
+    daemon.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_is_made_given_a_policy_explained_and_removed() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let client = &daemon.local;
+    let body = json!({ "name": "demo", "driver": "external", "memory": "256M" });
+    let path = "/v1/sandboxes?progress=true";
+    let content = Content::json(&body).expect("json");
+    let answer = client.send(Method::POST, path, HeaderMap::new(), content).await.expect("begun");
+    let mut lines = answer.lines();
+    let mut steps = 0;
+    let made = loop {
+        let line = lines.next().await.expect("line").expect("not ended");
+        match serde_json::from_str(&line).expect("step") {
+            wire::Step::Progress(_) => steps += 1,
+            wire::Step::Sandbox(made) => break made,
+            wire::Step::Error(problem) => panic!("{problem}"),
+        }
+    };
+    assert!(steps >= 1);
+    assert_eq!((made.state.as_str(), made.tenant.as_str()), ("running", "default"));
+    assert_eq!(lines.next().await.expect("end"), None);
+
+    let question = json!({ "destination": "https://api.example.com/" });
+    let explain = "/v1/sandboxes/demo/policy/explain";
+    let told: wire::Explained = client.post(explain, &question).await.expect("told");
+    assert!(!told.allowed, "an empty policy denies");
+    let rule = json!({ "allow": ["api.example.com"] });
+    let change: wire::Change =
+        client.post("/v1/sandboxes/demo/policy/rules", &rule).await.expect("added");
+    assert_eq!(change.sandboxes, 1);
+    let told: wire::Explained = client.post(explain, &question).await.expect("told");
+    assert!(told.allowed, "{}", told.explanation);
+
+    let mut accept = HeaderMap::new();
+    accept.insert(header::ACCEPT, HeaderValue::from_static("application/toml"));
+    let path = "/v1/sandboxes/demo/policy";
+    let answer = client.send(Method::GET, path, accept, Content::Nothing).await.expect("policy");
+    let tag = answer.etag().expect("revision").to_owned();
+    let document = answer.text().await.expect("text");
+    assert!(document.contains("api.example.com"), "{document}");
+    let mut matching = HeaderMap::new();
+    matching.insert(header::IF_MATCH, HeaderValue::from_str(&tag).expect("tag"));
+    let content = Content::Toml(document.into());
+    client.send(Method::PUT, path, matching, content).await.expect("what was read can be written");
+
+    let removed = client.send(Method::DELETE, "/v1/sandboxes/demo", HeaderMap::new(), Content::Nothing);
+    removed.await.expect("removed");
+    let gone = refusal(client, Method::GET, "/v1/sandboxes/demo", &[], Content::Nothing).await;
+    assert_eq!(gone.code, Kind::NotFound);
+    daemon.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_sees_and_touches_only_its_tenant_and_never_the_platform() {
+    let Some(daemon) = Daemon::start().await else { return };
+    daemon.create("theirs", "other").await;
+    daemon.create("ours", "acme").await;
+    let acme = daemon.bearer(Some(OF_ACME));
+    let list: wire::Sandboxes = acme.get("/v1/sandboxes").await.expect("list");
+    let names: Vec<&str> = list.sandboxes.iter().map(|sandbox| sandbox.name.as_str()).collect();
+    assert_eq!(names, ["ours"]);
+
+    let theirs = "/v1/sandboxes/theirs";
+    let (none, rule) = (Content::Nothing, text("{\"allow\":[\"a.example\"]}"));
+    let exec = text("{\"argv\":[\"id\"]}");
+    let question = text("{\"destination\":\"a.example\"}");
+    let upgrade = [("connection", "upgrade"), ("upgrade", "postern-exec")];
+    for (method, path, headers, content) in [
+        (Method::GET, String::from(theirs), &[][..], none.clone()),
+        (Method::DELETE, theirs.into(), &[], none.clone()),
+        (Method::GET, format!("{theirs}/policy"), &[], none.clone()),
+        (Method::PUT, format!("{theirs}/policy"), &[], text("{}")),
+        (Method::POST, format!("{theirs}/policy/rules"), &[], rule.clone()),
+        (Method::POST, format!("{theirs}/policy/explain"), &[], question),
+        (Method::POST, format!("{theirs}/exec"), &upgrade, exec),
+        (Method::GET, "/v1/tenants/other/policy".into(), &[], none.clone()),
+        (Method::PUT, "/v1/tenants/other/policy".into(), &[], text("{}")),
+        (Method::POST, "/v1/tenants/other/policy/rules".into(), &[], rule.clone()),
+    ] {
+        let problem = refusal(&acme, method.clone(), &path, headers, content).await;
+        assert_eq!(problem.code, Kind::NotFound, "{method} {path}");
+    }
+    for client in [&acme, &daemon.bearer(Some(OF_ALL))] {
+        let path = "/v1/platform/policy";
+        let problem = refusal(client, Method::PUT, path, &[], text("{}")).await;
+        assert_eq!(problem.code, Kind::Forbidden);
+        let path = "/v1/platform/policy/rules";
+        let problem = refusal(client, Method::POST, path, &[], rule.clone()).await;
+        assert_eq!(problem.code, Kind::Forbidden);
+    }
+    let problem = refusal(&acme, Method::GET, "/v1/platform/policy", &[], none.clone()).await;
+    assert_eq!(problem.code, Kind::Forbidden);
+    let wanted = text("{\"name\":\"x\",\"tenant\":\"other\",\"driver\":\"external\"}");
+    let problem = refusal(&acme, Method::POST, "/v1/sandboxes", &[], wanted).await;
+    assert_eq!((problem.code, problem.field.as_deref()), (Kind::Forbidden, Some("tenant")));
+
+    // What is its own, it may touch.
+    let _: wire::Change = acme.post("/v1/tenants/acme/policy/rules", &json!({ "allow": ["*"] })).await.expect("own tenant");
+    let everything: wire::Sandboxes =
+        daemon.bearer(Some(OF_ALL)).get("/v1/sandboxes").await.expect("list");
+    assert_eq!(everything.sandboxes.len(), 2);
+    daemon.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_tcp_nobody_is_answered_without_a_token_or_under_a_foreign_name() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let get = |client: Client, host: Option<&'static str>| async move {
+        let headers: Vec<_> = host.map(|host| ("host", host)).into_iter().collect();
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(name, HeaderValue::from_static(value));
+        }
+        match client.send(Method::GET, "/v1/health", map, Content::Nothing).await {
+            Ok(_) => None,
+            Err(Error::Refused(problem)) => Some(problem.code),
+            Err(other) => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(get(daemon.bearer(Some(OF_ACME)), None).await, None);
+    assert_eq!(get(daemon.bearer(Some(OF_ACME)), Some("node.example:7070")).await, None);
+    assert_eq!(get(daemon.bearer(None), None).await, Some(Kind::Unauthorized));
+    assert_eq!(get(daemon.bearer(Some("wrong")), None).await, Some(Kind::Unauthorized));
+    let evil = get(daemon.bearer(Some(OF_ACME)), Some("evil.example")).await;
+    assert_eq!(evil, Some(Kind::Misdirected));
+    // Even what does not exist is not told to strangers.
+    let problem = refusal(&daemon.bearer(None), Method::GET, "/v2", &[], Content::Nothing).await;
+    assert_eq!(problem.code, Kind::Unauthorized);
+    daemon.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_tell_the_past_then_the_present_and_only_to_whom_they_belong() {
+    let Some(daemon) = Daemon::start().await else { return };
+    daemon.create("theirs", "other").await;
+    daemon.create("ours", "acme").await;
+    let acme = daemon.bearer(Some(OF_ACME));
+    let path = "/v1/events?follow=true&since=1h&kind=control";
+    let answer = acme.send(Method::GET, path, HeaderMap::new(), Content::Nothing).await;
+    let mut lines = answer.expect("events").lines();
+    let mut next = async || -> AuditRecord {
+        let line = tokio::time::timeout(Duration::from_secs(10), lines.next()).await;
+        let line = line.expect("in time").expect("stream").expect("not ended");
+        serde_json::from_str(&line).expect("record")
+    };
+    let past = next().await;
+    assert_eq!(past.sandbox.expect("sandbox").as_str(), "ours");
+    let rule = json!({ "allow": ["a.example"] });
+    let _: wire::Change =
+        daemon.local.post("/v1/sandboxes/theirs/policy/rules", &rule).await.expect("added");
+    let change: wire::Change =
+        acme.post("/v1/sandboxes/ours/policy/rules", &rule).await.expect("added");
+    let present = next().await;
+    assert_eq!(present.sandbox.expect("sandbox").as_str(), "ours");
+    assert_eq!(present.revision, Some(change.revision));
+    assert!(present.detail.expect("detail").contains("token=acme"));
+    let everything = daemon.local.send(Method::GET, "/v1/events", HeaderMap::new(), Content::Nothing);
+    let everything = everything.await.expect("events").text().await.expect("text");
+    assert!(everything.contains("uid=0 pid="), "{everything}");
+    daemon.end().await;
+}
+
+#[test]
+fn the_description_is_whole() {
+    let document = serde_json::to_value(description()).expect("json");
+    assert!(document["openapi"].as_str().expect("version").starts_with("3.1"));
+    let mut operations = BTreeSet::new();
+    let mut references = Vec::new();
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        assert!(path.starts_with("/v1/"), "{path}");
+        for (method, operation) in item.as_object().expect("item") {
+            let id = operation["operationId"].as_str().expect("id");
+            assert!(operations.insert(id.to_owned()), "{id} twice");
+            let said = operation["summary"].as_str().or(operation["description"].as_str());
+            assert!(said.is_some_and(|said| !said.is_empty()), "{method} {path} says nothing");
+            let responses = operation["responses"].as_object().expect("responses");
+            assert!(responses.contains_key("default"), "{method} {path} never fails?");
+            for (status, response) in responses {
+                let bodiless = matches!(status.as_str(), "101" | "204");
+                let content = response["content"].as_object();
+                let described = content.is_some_and(|content| {
+                    !content.is_empty() && content.values().all(|kind| kind["schema"].is_object())
+                });
+                assert!(described != bodiless, "{method} {path} {status}");
+            }
+        }
+    }
+    assert_eq!(operations.len(), 19);
+    collect(&document, &mut references);
+    assert!(!references.is_empty());
+    for reference in references {
+        let pointer = reference.strip_prefix('#').expect("local");
+        assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
+    }
+}
+
+fn collect(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => {
+            found.extend(map.get("$ref").and_then(Value::as_str).map(str::to_owned));
+            map.values().for_each(|value| collect(value, found));
+        }
+        Value::Array(items) => items.iter().for_each(|value| collect(value, found)),
+        _ => {}
+    }
+}

@@ -1,0 +1,163 @@
+//! Equal refusals within a second become one record with a count. Pure: time is an argument.
+//!
+//! The first is written at once, so that a follower sees it; those after it are held until the
+//! window ends. Nothing that was let through is ever held: each has its own egress port.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant, SystemTime};
+
+use policy::AuditRecord;
+use policy::audit::Outcome;
+
+/// The refusals of the current window, by what makes them equal.
+#[derive(Debug)]
+pub(crate) struct Coalescer {
+    window: Duration,
+    capacity: usize,
+    held: HashMap<String, Held>,
+    order: VecDeque<(Instant, String)>,
+}
+
+#[derive(Debug)]
+struct Held {
+    latest: AuditRecord,
+    repeats: u64,
+}
+
+impl Coalescer {
+    /// Holds at most `capacity` different refusals, each for `window`.
+    #[must_use]
+    pub(crate) fn new(window: Duration, capacity: usize) -> Self {
+        Self { window, capacity, held: HashMap::new(), order: VecDeque::new() }
+    }
+
+    /// Takes a record; hands back what is to be written now.
+    pub(crate) fn push(&mut self, record: AuditRecord, now: Instant, out: &mut Vec<AuditRecord>) {
+        let Some(key) = key(&record) else { return out.push(record) };
+        if let Some(held) = self.held.get_mut(&key) {
+            held.repeats += record.count.unwrap_or(1);
+            held.latest = record;
+            return;
+        }
+        if self.held.len() >= self.capacity {
+            self.end_oldest(out);
+        }
+        self.order.push_back((now + self.window, key.clone()));
+        self.held.insert(key, Held { latest: record.clone(), repeats: 0 });
+        out.push(record);
+    }
+
+    /// Hands back what windows that ended by `now` had held.
+    pub(crate) fn end(&mut self, now: Instant, out: &mut Vec<AuditRecord>) {
+        while self.order.front().is_some_and(|(end, _)| *end <= now) {
+            self.end_oldest(out);
+        }
+    }
+
+    /// Hands back everything held.
+    pub(crate) fn end_all(&mut self, out: &mut Vec<AuditRecord>) {
+        while !self.order.is_empty() {
+            self.end_oldest(out);
+        }
+    }
+
+    fn end_oldest(&mut self, out: &mut Vec<AuditRecord>) {
+        let ended = self.order.pop_front().and_then(|(_, key)| self.held.remove(&key));
+        if let Some(Held { mut latest, repeats }) = ended
+            && repeats > 0
+        {
+            latest.count = (repeats > 1).then_some(repeats);
+            out.push(latest);
+        }
+    }
+}
+
+/// What two equal refusals share; none for a record that must stand alone.
+fn key(record: &AuditRecord) -> Option<String> {
+    if record.outcome != Outcome::Deny || record.kind == policy::audit::Kind::Control {
+        return None;
+    }
+    let alike = AuditRecord {
+        time: SystemTime::UNIX_EPOCH,
+        flow: None,
+        micros: None,
+        count: None,
+        bytes_in: None,
+        bytes_out: None,
+        ..record.clone()
+    };
+    serde_json::to_string(&alike).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::Code;
+    use policy::audit::Kind;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn refusal(name: u8, count: Option<u64>) -> AuditRecord {
+        let mut record = AuditRecord::new(SystemTime::now(), Kind::Dns, Outcome::Deny);
+        record.name = Some(format!("n{name}.example"));
+        record.code = Some(Code::NoRule);
+        record.count = count;
+        record
+    }
+
+    fn total(records: &[AuditRecord]) -> u64 {
+        records.iter().map(|record| record.count.unwrap_or(1)).sum()
+    }
+
+    #[test]
+    fn equal_refusals_within_a_window_become_two_records() {
+        let start = Instant::now();
+        let mut coalescer = Coalescer::new(Duration::from_secs(1), 8);
+        let mut out = Vec::new();
+        for _ in 0..100 {
+            coalescer.push(refusal(1, None), start, &mut out);
+        }
+        assert_eq!(out.len(), 1, "the first at once");
+        coalescer.end(start + Duration::from_millis(999), &mut out);
+        assert_eq!(out.len(), 1);
+        coalescer.end(start + Duration::from_secs(1), &mut out);
+        assert_eq!(out.iter().map(|r| r.count).collect::<Vec<_>>(), [None, Some(99)]);
+        coalescer.push(refusal(1, None), start + Duration::from_secs(2), &mut out);
+        assert_eq!(out.len(), 3, "a new window");
+    }
+
+    #[test]
+    fn what_was_let_through_is_never_held() {
+        let mut coalescer = Coalescer::new(Duration::from_secs(1), 8);
+        let mut out = Vec::new();
+        for outcome in [Outcome::Allow, Outcome::Closed, Outcome::Fail] {
+            for _ in 0..2 {
+                let record = AuditRecord::new(SystemTime::now(), Kind::Connection, outcome);
+                coalescer.push(record, Instant::now(), &mut out);
+            }
+        }
+        assert_eq!(out.len(), 6);
+    }
+
+    proptest! {
+        #[test]
+        fn no_refusal_is_lost_and_no_more_than_the_cap_is_held(
+            names in prop::collection::vec((0u8..20, prop::option::of(1u64..5), 0u64..400), 0..200)
+        ) {
+            let mut now = Instant::now();
+            let mut coalescer = Coalescer::new(Duration::from_secs(1), 4);
+            let mut out = Vec::new();
+            let mut given = 0;
+            for (name, count, gap) in names {
+                now += Duration::from_millis(gap);
+                given += count.unwrap_or(1);
+                coalescer.push(refusal(name, count), now, &mut out);
+                coalescer.end(now, &mut out);
+                prop_assert!(coalescer.held.len() <= 4);
+                prop_assert_eq!(coalescer.held.len(), coalescer.order.len());
+            }
+            coalescer.end_all(&mut out);
+            prop_assert_eq!(total(&out), given);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `postern create`: the policy checked here, the work done there, each step shown.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{HeaderMap, Method};
+use indicatif::{ProgressBar, ProgressStyle};
+use policy::{Policy, SandboxName, TenantName};
+use serde_json::{Value, json};
+
+use crate::cli::screen::Screen;
+use crate::client::{Client, Content};
+use crate::error::Error;
+use crate::units::Size;
+use crate::wire::{self, Driver, Sandbox, Step};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Create {
+    /// Name of the sandbox: 1 to 40 of a-z, 0-9 and '-'.
+    name: SandboxName,
+    /// File with its policy, TOML or (by its ending) JSON; `-` reads TOML from standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "allow")]
+    policy: Option<PathBuf>,
+    /// Host it may reach, as a rule of a policy would name it; may be given several times.
+    #[arg(long, value_name = "HOST")]
+    allow: Vec<String>,
+    /// Tenant it belongs to.
+    #[arg(long)]
+    tenant: Option<TenantName>,
+    /// Guest memory, e.g. 256M.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
+    /// Virtual CPUs.
+    #[arg(long, value_name = "N")]
+    vcpus: Option<u8>,
+    /// What runs it.
+    #[arg(long, value_enum, default_value_t)]
+    driver: Driver,
+}
+
+impl Create {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        let policy = self.policy()?;
+        let body = Content::json(&wire::Create {
+            name: self.name.clone(),
+            tenant: self.tenant,
+            driver: self.driver,
+            memory: self.memory,
+            vcpus: self.vcpus,
+            policy,
+        })?;
+        let path = "/v1/sandboxes?progress=true";
+        let mut lines = client.send(Method::POST, path, HeaderMap::new(), body).await?.lines();
+        let mut shown = Shown::begin(screen, &self.name);
+        while let Some(line) = lines.next().await? {
+            match serde_json::from_str(&line) {
+                Ok(Step::Progress(step)) => shown.step(&step.doing, step.at_ms),
+                Ok(Step::Sandbox(made)) => {
+                    shown.end();
+                    return screen.either(&made, |made| done(made));
+                }
+                Ok(Step::Error(problem)) => {
+                    shown.end();
+                    return Err(problem.into());
+                }
+                Err(_) => return Err(Error::Answer("a step that is not known".into())),
+            }
+        }
+        Err(Error::Answer("nothing at the end".into()))
+    }
+
+    fn policy(&self) -> Result<Option<Value>, Error> {
+        if let Some(path) = &self.policy {
+            let text = crate::cli::policy::read(path)?;
+            let read = if crate::cli::policy::is_json(path) {
+                Policy::from_json(&text)
+            } else {
+                Policy::from_toml(&text)
+            };
+            return Ok(Some(read.map_err(crate::problem::Problem::from)?.to_json()));
+        }
+        Ok((!self.allow.is_empty()).then(|| json!({ "rule": [{ "allow": self.allow }] })))
+    }
+}
+
+fn done(made: &Sandbox) -> String {
+    match made.driver {
+        Driver::Qemu => format!("{} is {}", made.name, made.state),
+        Driver::External => format!(
+            "{} is {}: open the tap {} in the network namespace {}",
+            made.name, made.state, made.tap, made.netns
+        ),
+    }
+}
+
+/// Steps on standard error: one moving line on a terminal, a line each elsewhere.
+enum Shown {
+    Moving(ProgressBar),
+    Lines,
+    Nothing,
+}
+
+impl Shown {
+    fn begin(screen: &Screen, name: &SandboxName) -> Self {
+        if screen.is_json() {
+            return Self::Nothing;
+        }
+        if !screen.is_lively() {
+            return Self::Lines;
+        }
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+            bar.set_style(style);
+        }
+        bar.set_message(format!("creating {name}"));
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self::Moving(bar)
+    }
+
+    fn step(&mut self, doing: &str, at_ms: u64) {
+        match self {
+            Self::Moving(bar) => bar.set_message(doing.to_owned()),
+            Self::Lines => Screen::new(false).note(format!("{at_ms:>6} ms  {doing}")),
+            Self::Nothing => {}
+        }
+    }
+
+    fn end(&self) {
+        if let Self::Moving(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! `postern ls`, `show` and `rm`.
+
+use http::{HeaderMap, Method};
+use policy::{SandboxName, TenantName};
+
+use crate::cli::screen::{Screen, bytes, fields, table};
+use crate::client::{Client, Content};
+use crate::error::Error;
+use crate::wire::{Sandbox, Sandboxes};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct List {
+    /// Only those of this tenant.
+    #[arg(long)]
+    tenant: Option<TenantName>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Show {
+    /// The sandbox.
+    name: SandboxName,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Remove {
+    /// The sandboxes.
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<SandboxName>,
+}
+
+impl List {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        let mut found: Sandboxes = client.get("/v1/sandboxes").await?;
+        if let Some(tenant) = &self.tenant {
+            found.sandboxes.retain(|sandbox| sandbox.tenant == *tenant);
+        }
+        screen.either(&found, |found| {
+            let header = ["NAME", "TENANT", "STATE", "DRIVER", "TAP", "FLOWS", "OUT", "IN", "CREATED"];
+            table(&header, found.sandboxes.iter().map(|sandbox| row(sandbox, screen)))
+        })
+    }
+}
+
+fn row(sandbox: &Sandbox, screen: &Screen) -> Vec<String> {
+    vec![
+        sandbox.name.to_string(),
+        sandbox.tenant.to_string(),
+        state(sandbox, screen),
+        driver(sandbox),
+        sandbox.tap.clone(),
+        sandbox.traffic.open_flows.to_string(),
+        bytes(sandbox.traffic.bytes_out),
+        bytes(sandbox.traffic.bytes_in),
+        sandbox.created.clone(),
+    ]
+}
+
+fn state(sandbox: &Sandbox, screen: &Screen) -> String {
+    match sandbox.state.as_str() {
+        "running" => screen.good("running"),
+        "failed" => screen.bad("failed"),
+        other => screen.doubtful(other),
+    }
+}
+
+fn driver(sandbox: &Sandbox) -> String {
+    let name = serde_json::to_value(sandbox.driver).ok();
+    name.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+impl Show {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        let found: Sandbox = client.get(&format!("/v1/sandboxes/{}", self.name)).await?;
+        screen.either(&found, |found| {
+            let egress: Vec<String> = found.egress.iter().map(ToString::to_string).collect();
+            let mut pairs = vec![
+                ("name", found.name.to_string()),
+                ("tenant", found.tenant.to_string()),
+                ("state", state(found, screen)),
+                ("driver", driver(found)),
+                ("memory", format!("{} MiB", found.memory_mib)),
+                ("vcpus", found.vcpus.to_string()),
+                ("tap", format!("{} in {}", found.tap, found.netns)),
+                ("guest address", found.guest_ip.to_string()),
+                ("egress", egress.join(", ")),
+                ("policy revision", found.revision.to_string()),
+                ("incarnation", found.incarnation.to_string()),
+                ("created", found.created.clone()),
+                ("open flows", found.traffic.open_flows.to_string()),
+                ("bytes out", bytes(found.traffic.bytes_out)),
+                ("bytes in", bytes(found.traffic.bytes_in)),
+            ];
+            if let Some(reason) = &found.reason {
+                pairs.insert(3, ("reason", reason.clone()));
+            }
+            if let Some(pid) = found.pid {
+                pairs.push(("process", pid.to_string()));
+            }
+            fields(&pairs)
+        })
+    }
+}
+
+impl Remove {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        for name in &self.names {
+            let path = format!("/v1/sandboxes/{name}");
+            client.send(Method::DELETE, &path, HeaderMap::new(), Content::Nothing).await?;
+            let gone = serde_json::json!({ "removed": name });
+            screen.either(&gone, |_| format!("{name} is gone"))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! Whether this machine can serve, found by trying: one check, one finding, one remedy each.
+//!
+//! Leaves nothing behind: rules are tried in a network namespace that ends with its thread.
+
+mod checks;
+
+use serde::Serialize;
+
+use crate::config::Config;
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// It serves, but something will be missing.
+    Warn,
+    /// It cannot serve.
+    Fail,
+}
+
+/// One check.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it came out.
+    pub status: Status,
+    /// What was found.
+    pub found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+/// All checks.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The worst of them.
+    pub status: Status,
+    /// In the order they were made.
+    pub checks: Vec<Check>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, status: Status::Ok, found: found.into(), remedy: None }
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let remedy = Some(remedy.into());
+        Self { name, status: Status::Warn, found: found.into(), remedy }
+    }
+
+    fn fail(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let remedy = Some(remedy.into());
+        Self { name, status: Status::Fail, found: found.into(), remedy }
+    }
+}
+
+impl Report {
+    /// What keeps the daemon from serving, with the remedies, in one line; none if nothing does.
+    #[must_use]
+    pub fn unfit(&self) -> Option<String> {
+        let failed = self.checks.iter().filter(|check| check.status == Status::Fail);
+        let said: Vec<String> = failed
+            .map(|check| {
+                let remedy = check.remedy.as_deref().unwrap_or_default();
+                format!("{}: {} ({remedy})", check.name, check.found)
+            })
+            .collect();
+        (!said.is_empty()).then(|| said.join("; "))
+    }
+}
+
+/// Makes every check.
+pub async fn examine(config: &Config) -> Report {
+    let mut checks = essential(config).await;
+    checks.extend(checks::machine(config).await);
+    checks.push(checks::upstreams(config).await);
+    report(checks)
+}
+
+/// Makes only the checks whose failure keeps the daemon from serving: fast, and asks nobody.
+pub async fn serviceable(config: &Config) -> Report {
+    report(essential(config).await)
+}
+
+fn report(checks: Vec<Check>) -> Report {
+    let status = checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok);
+    Report { status, checks }
+}
+
+async fn essential(config: &Config) -> Vec<Check> {
+    let config = config.clone();
+    let tried = tokio::task::spawn_blocking(move || checks::essential(&config)).await;
+    tried.unwrap_or_else(|_| vec![Check::fail("checks", "a check panicked", "report this")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_finding_that_is_not_ok_names_its_remedy() {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut config = Config { state_dir: dir.path().join("new"), ..Config::default() };
+        config.egress.addresses = vec!["192.0.2.77".parse().expect("address")];
+        config.qemu.image = dir.path().join("none");
+        let report = serviceable(&config).await;
+        for check in &report.checks {
+            assert_eq!(check.status == Status::Ok, check.remedy.is_none(), "{check:?}");
+        }
+        let egress = report.checks.iter().find(|check| check.name == "egress").expect("checked");
+        assert_eq!(egress.status, Status::Fail);
+        assert!(report.unfit().is_some_and(|said| said.contains("192.0.2.77")));
+    }
+}

@@ -1,0 +1,241 @@
+//! The shapes of the control API: what is sent and what is answered, under `/v1`.
+//!
+//! A field once published keeps its name and meaning; new ones may be added to answers.
+
+use std::net::IpAddr;
+
+use policy::{Revision, SandboxName, TenantName};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::problem::Problem;
+use crate::units::Size;
+
+/// The tenant of who names none.
+pub const DEFAULT_TENANT: &str = "default";
+/// The largest body that is read, in bytes.
+pub const BODY_LIMIT: usize = 1 << 20;
+/// The protocol of an upgraded `exec`: frames of the guest's agent, both ways.
+pub const EXEC_PROTOCOL: &str = "postern-exec";
+/// The content type of a stream of JSON values, one a line.
+pub const JSON_LINES: &str = "application/jsonl";
+/// The content type of a policy as TOML.
+pub const TOML: &str = "application/toml";
+
+/// Which hypervisor runs a sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Driver {
+    /// A QEMU process of the daemon's.
+    #[default]
+    Qemu,
+    /// Somebody else's: the daemon gives it a tap and calls the operator's hooks.
+    External,
+}
+
+/// A sandbox to make.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Create {
+    /// Its name, unique on the node: 1 to 40 of `a-z0-9-`.
+    #[schema(value_type = String, example = "demo")]
+    pub name: SandboxName,
+    /// Whose it is; none: the caller's, or `default`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<String>)]
+    pub tenant: Option<TenantName>,
+    /// What runs it.
+    #[serde(default)]
+    pub driver: Driver,
+    /// Guest memory, e.g. `256M`; none: as configured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<String>, example = "256M")]
+    pub memory: Option<Size>,
+    /// Virtual CPUs; none: as configured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub vcpus: Option<u8>,
+    /// Its own layer of policy, as JSON; none: an empty one, which denies everything.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<Object>)]
+    pub policy: Option<Value>,
+}
+
+/// A sandbox as it is now.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Sandbox {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub name: SandboxName,
+    /// Whose it is.
+    #[schema(value_type = String)]
+    pub tenant: TenantName,
+    /// `creating`, `running`, `failed` or `deleting`.
+    #[schema(example = "running")]
+    pub state: String,
+    /// Why it failed, if it did.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+    /// What runs it.
+    pub driver: Driver,
+    /// Its slot on the node.
+    pub slot: u16,
+    /// The name of its tap.
+    #[schema(example = "pt1")]
+    pub tap: String,
+    /// The network namespace that the tap is in.
+    #[schema(example = "postern")]
+    pub netns: String,
+    /// Its address inside, the same in every guest.
+    #[schema(value_type = String, example = "169.254.100.2")]
+    pub guest_ip: IpAddr,
+    /// The addresses its traffic leaves from, at most one per family.
+    #[schema(value_type = Vec<String>)]
+    pub egress: Vec<IpAddr>,
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Virtual CPUs.
+    pub vcpus: u8,
+    /// Moves when the sandbox becomes another one: re-creation, cold boot, clone.
+    pub incarnation: u64,
+    /// The newest revision among the policies in force.
+    #[schema(value_type = u64)]
+    pub revision: Revision,
+    /// The process that runs it, if it is the daemon's.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pid: Option<u32>,
+    /// When it was created, RFC 3339 in UTC.
+    pub created: String,
+    /// What went through since the daemon attached it.
+    pub traffic: Traffic,
+}
+
+/// Counters of a sandbox.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Traffic {
+    /// Connections open now.
+    pub open_flows: u64,
+    /// Payload bytes out.
+    pub bytes_out: u64,
+    /// Payload bytes in.
+    pub bytes_in: u64,
+}
+
+/// All sandboxes that the caller may see.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Sandboxes {
+    /// By name.
+    pub sandboxes: Vec<Sandbox>,
+}
+
+/// One line of the stream that `POST /v1/sandboxes?progress=true` answers; the last one is
+/// `sandbox` or `error`.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Step {
+    /// Something began.
+    Progress(Progress),
+    /// It is there.
+    Sandbox(Box<Sandbox>),
+    /// It could not be made, and nothing of it is left.
+    Error(Problem),
+}
+
+/// What is being done.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    /// In the present participle.
+    #[schema(example = "starting the microVM")]
+    pub doing: String,
+    /// Milliseconds since the verb was taken up.
+    pub at_ms: u64,
+}
+
+/// A command to run in a guest, without a shell.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Exec {
+    /// Program and arguments.
+    #[schema(example = json!(["uname", "-a"]))]
+    pub argv: Vec<String>,
+    /// Environment, added to the agent's own.
+    #[serde(default)]
+    pub env: std::collections::BTreeMap<String, String>,
+    /// Working directory; none: `/root`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cwd: Option<String>,
+    /// User by name; none: root.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub user: Option<String>,
+}
+
+/// What a write of policy did. It is in force when this is answered.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Change {
+    /// The revision now in force.
+    #[schema(value_type = u64)]
+    pub revision: Revision,
+    /// Sandboxes it applies to.
+    pub sandboxes: usize,
+    /// Open flows that were judged again.
+    pub checked: usize,
+    /// Of those, the ones that are now denied and were cut.
+    pub cut: usize,
+}
+
+/// A flow to explain.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    /// `https://host/path`, `http://host/path`, `host:port` or `address:port`.
+    #[schema(example = "https://api.github.com/")]
+    pub destination: String,
+    /// Request method; `GET` if none is given.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub method: Option<String>,
+    /// Request path, in place of the one in `destination`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub path: Option<String>,
+    /// `tcp` (if none is given) or `udp`.
+    #[serde(default)]
+    pub protocol: Transport,
+}
+
+/// A transport.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Explained {
+    /// Whether it would pass.
+    pub allowed: bool,
+    /// Layer by layer, by the same code that decides.
+    #[schema(value_type = Object)]
+    pub explanation: Value,
+}
+
+/// How the daemon is.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Health {
+    /// `ok`, or `stopping`.
+    #[schema(example = "ok")]
+    pub status: String,
+    /// The program's version.
+    pub version: String,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// Sandboxes that the caller may see.
+    pub sandboxes: usize,
+    /// Audit records lost since the start.
+    pub audit_lost: u64,
+}
