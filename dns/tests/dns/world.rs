@@ -54,7 +54,7 @@ pub(crate) fn world(toml: &str, upstreams: &[&Upstream]) -> World {
         incarnation: 3,
         slot: Slot::new(7).expect("slot"),
     });
-    let (trail, records) = Trail::bounded(100_000);
+    let (trail, records) = Trail::bounded(4_000);
     let policy = PolicyHandle::new(compiled(toml, 5));
     let pins = Arc::new(Pins::new(1000));
     let own = OwnAddresses::new(["8.8.4.4".parse().expect("address")]);
