@@ -162,7 +162,7 @@ impl Daemon {
     pub fn spawn(&mut self, host: &Netns) {
         let log = File::options().create(true).append(true).open(self.dir.join("daemon.log"));
         let log = log.expect("open the daemon's log");
-        let mut command = host.command(&program().to_string_lossy());
+        let mut command = host.bare_command(&program().to_string_lossy());
         command.arg("serve").arg("--config").arg(self.dir.join("postern.toml"));
         command.stdout(log.try_clone().expect("a second descriptor")).stderr(log);
         self.child = Some(command.spawn().expect("start the daemon"));

@@ -85,6 +85,15 @@ impl Netns {
         command
     }
 
+    /// The same with the file system as it is outside: namespaces made there are seen here.
+    #[must_use]
+    pub fn bare_command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.path().display())).arg("--").arg(program);
+        command.stdin(Stdio::null());
+        command
+    }
+
     /// Runs `act` on a thread inside and waits for it. Sockets made there stay there.
     ///
     /// # Panics

@@ -286,10 +286,23 @@ impl World {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        let what = format!("a record of {sandbox} with {fields:?}");
-        eventually(&what, Duration::from_secs(10), || {
-            let mut records = self.events(sandbox).into_iter();
-            records.find(|record| fields.iter().all(|(key, value)| text(record, key) == *value))
+        self.event_that(sandbox, &format!("with {fields:?}"), |record| {
+            fields.iter().all(|(key, value)| text(record, key) == *value)
+        })
+    }
+
+    /// The first record about `sandbox` that is `wanted`; waits for it.
+    ///
+    /// # Panics
+    /// When there is none in time.
+    pub fn event_that(
+        &self,
+        sandbox: &str,
+        what: &str,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Value {
+        eventually(&format!("a record of {sandbox} {what}"), Duration::from_secs(10), || {
+            self.events(sandbox).into_iter().find(&wanted)
         })
     }
 }

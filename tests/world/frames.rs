@@ -132,7 +132,10 @@ fn a_frame_that_is_not_plainly_the_guests_own_is_dropped_counted_and_in_the_audi
     reasons.sort_unstable();
     reasons.dedup();
     for reason in reasons {
-        guest.event(&[("kind", "frame"), ("detail", reason)]);
+        world.event_that(&guest.name, reason, |record| {
+            let detail = record["detail"].as_str().unwrap_or_default();
+            record["kind"] == "frame" && detail.split(' ').next() == Some(reason)
+        });
     }
     other.reaches(&api);
     let leaked = world.sent(|seen| {
