@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use policy::Slot;
 
 use crate::error::Error;
-use crate::fence::decode::{Held, HeldChain, counted, elements};
+use crate::fence::decode::{Held, HeldChain, Message, counted, elements};
 use crate::fence::encode::{
     Batch, Kind, TABLE, bounds, expressions, get_chains, get_elements, get_rules, userdata,
 };
 use crate::fence::layout::{chain_names, slot_of_chain};
-use crate::fence::netlink::Netfilter;
+use crate::fence::netlink::with_netfilter;
 use crate::fence::reason::Reason;
 use crate::fence::rule::{Chain, Family, Ruleset, Set};
 
@@ -31,7 +31,7 @@ pub(crate) fn install_base(meant: &Ruleset) -> Result<(), Error> {
         table.sets.iter().for_each(|set| batch.add_set(table.family, set));
         table.chains.iter().for_each(|chain| batch.add_chain(table.family, chain));
     }
-    Netfilter::open()?.commit(batch)?;
+    with_netfilter(|kernel| kernel.commit(batch))?;
     for table in &meant.0 {
         table.sets.iter().try_for_each(|set| verify_set(table.family, set))?;
         table.chains.iter().try_for_each(|chain| verify_chain(table.family, chain))?;
@@ -43,7 +43,7 @@ pub(crate) fn attach(slot: Slot, chains: &[Chain]) -> Result<(), Error> {
     let mut batch = Batch::default();
     remove_old(slot, &mut batch)?;
     chains.iter().for_each(|chain| batch.add_chain(Family::Netdev, chain));
-    Netfilter::open()?.commit(batch)?;
+    with_netfilter(|kernel| kernel.commit(batch))?;
     verify(chains)
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn verify(chains: &[Chain]) -> Result<(), Error> {
 pub(crate) fn detach(slot: Slot) -> Result<(), Error> {
     let mut batch = Batch::default();
     remove_old(slot, &mut batch)?;
-    Netfilter::open()?.commit(batch)
+    with_netfilter(|kernel| kernel.commit(batch))
 }
 
 pub(crate) fn present() -> Result<Vec<Slot>, Error> {
@@ -86,7 +86,7 @@ pub(crate) fn flush() -> Result<(), Error> {
         batch.add_table(family);
         batch.delete_table(family);
     }
-    Netfilter::open()?.commit(batch)
+    with_netfilter(|kernel| kernel.commit(batch))
 }
 
 /// Removes what chains a slot has; the one with the jump goes before the one that is jumped to.
@@ -109,11 +109,12 @@ fn ask<T>(question: &[u8], what: &str, take: impl Fn(&[u8]) -> Option<T>) -> Res
     let answers = [Kind::NewChain, Kind::NewRule, Kind::NewElements].map(Kind::number);
     for _ in 0..DUMPS {
         let mut taken = Vec::new();
-        let steady = Netfilter::open()?.ask(question, what, |message| {
+        let keep = |message: Message<'_>| {
             if answers.contains(&message.kind) {
                 taken.extend(take(message.body));
             }
-        })?;
+        };
+        let steady = with_netfilter(|kernel| kernel.ask(question, what, keep))?;
         if steady {
             return Ok(taken);
         }

@@ -1,7 +1,10 @@
-//! One netfilter socket for one exchange with the kernel, in the calling thread's namespace.
-//! A socket that saw an error is not used again: what is still queued on it would be taken for the
-//! answer to something else.
+//! The netfilter socket of the thread that lives in the guests' namespace.
+//!
+//! It is kept: closing one makes the kernel wait until everything that was removed before is freed,
+//! which takes 10 ms. After an error it is not used again, since what is still queued on it would be
+//! taken for the answer to something else.
 
+use std::cell::RefCell;
 use std::io;
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -25,10 +28,24 @@ const NLMSG_DONE: u16 = 3;
 const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_MULTI: u16 = 0x02;
 
+thread_local! {
+    static KEPT: RefCell<Option<Netfilter>> = const { RefCell::new(None) };
+}
+
+/// Talks to the kernel over the calling thread's socket, in the thread's namespace.
+pub(crate) fn with_netfilter<T>(
+    talk: impl FnOnce(&Netfilter) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let socket = KEPT.take().map_or_else(Netfilter::open, Ok)?;
+    let answer = talk(&socket)?;
+    KEPT.set(Some(socket));
+    Ok(answer)
+}
+
 pub(crate) struct Netfilter(Socket);
 
 impl Netfilter {
-    pub(crate) fn open() -> Result<Self, Error> {
+    fn open() -> Result<Self, Error> {
         let at = |step| move |error: io::Error| Error::Netfilter(step, error);
         let mut socket = Socket::new(NETLINK_NETFILTER).map_err(at("open"))?;
         socket.bind_auto().map_err(at("bind"))?;
@@ -43,7 +60,7 @@ impl Netfilter {
     }
 
     /// Does everything of a batch, or nothing.
-    pub(crate) fn commit(self, batch: Batch) -> Result<(), Error> {
+    pub(crate) fn commit(&self, batch: Batch) -> Result<(), Error> {
         if batch.is_empty() {
             return Ok(());
         }
