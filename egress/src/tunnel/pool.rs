@@ -15,9 +15,10 @@ use tokio::net::TcpStream;
 const BUFFER: usize = 16 * 1024;
 /// Buffers and pipes kept for the next who asks; more are freed when they come back.
 const KEPT: usize = 64;
-/// The kernel's own size of a pipe, and ours for a direction that carries much.
-const NARROW: usize = 64 * 1024;
-const WIDE: usize = 256 * 1024;
+/// For a direction that carries much: a quarter less CPU time than 256 KiB (`benches/splice.rs`).
+const WIDE: usize = 1024 * 1024;
+/// Few, because a reader that stops leaves its pipe full.
+const WIDE_PIPES: usize = 64;
 
 const FLAGS: SpliceFFlags = SpliceFFlags::SPLICE_F_NONBLOCK.union(SpliceFFlags::SPLICE_F_MOVE);
 
@@ -27,37 +28,54 @@ pub struct Pool(Arc<Mutex<Shelves>>);
 
 #[derive(Debug)]
 struct Shelves {
-    pipes: Vec<Ends>,
-    /// How many more pipes may be lent.
-    left: usize,
+    narrow: Shelf,
+    wide: Shelf,
     buffers: Vec<Box<[u8]>>,
+}
+
+#[derive(Debug)]
+struct Shelf {
+    kept: Vec<Ends>,
+    /// How many more may be lent.
+    left: usize,
 }
 
 #[derive(Debug)]
 struct Ends {
     out: OwnedFd,
     into: OwnedFd,
-    size: usize,
+}
+
+/// How much a pipe holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Width {
+    /// The kernel's own 64 KiB.
+    Narrow,
+    /// 1 MiB.
+    Wide,
 }
 
 impl Pool {
-    /// At most `pipes` pipes lent at once, of two descriptors each.
+    /// At most `pipes` pipes of 64 KiB lent at once, and as many of 1 MiB but no more than 64. A pipe
+    /// is two descriptors.
     #[must_use]
     pub fn new(pipes: usize) -> Self {
-        Self(Arc::new(Mutex::new(Shelves { pipes: Vec::new(), left: pipes, buffers: Vec::new() })))
+        let shelf = |left| Shelf { kept: Vec::new(), left };
+        let (narrow, wide) = (shelf(pipes), shelf(pipes.min(WIDE_PIPES)));
+        Self(Arc::new(Mutex::new(Shelves { narrow, wide, buffers: Vec::new() })))
     }
 
-    /// An empty pipe, or none when all are lent or the kernel gives no more.
-    pub(super) fn pipe(&self) -> Option<Pipe> {
+    /// An empty pipe, or none when all of its width are lent or the kernel gives no more.
+    pub(super) fn pipe(&self, width: Width) -> Option<Pipe> {
         let kept = {
             let mut shelves = self.shelves();
-            shelves.left = shelves.left.checked_sub(1)?;
-            shelves.pipes.pop()
+            let shelf = shelves.shelf(width);
+            shelf.left = shelf.left.checked_sub(1)?;
+            shelf.kept.pop()
         };
-        let mut pipe = Pipe { ends: kept, held: 0, pool: self.clone() };
+        let mut pipe = Pipe { ends: kept, held: 0, width, pool: self.clone() };
         if pipe.ends.is_none() {
-            let (out, into) = pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).ok()?;
-            pipe.ends = Some(Ends { out, into, size: NARROW });
+            pipe.ends = Some(Ends::new(width).ok()?);
         }
         Some(pipe)
     }
@@ -73,12 +91,32 @@ impl Pool {
     }
 }
 
+impl Shelves {
+    fn shelf(&mut self, width: Width) -> &mut Shelf {
+        match width {
+            Width::Narrow => &mut self.narrow,
+            Width::Wide => &mut self.wide,
+        }
+    }
+}
+
+impl Ends {
+    fn new(width: Width) -> nix::Result<Self> {
+        let (out, into) = pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)?;
+        if width == Width::Wide {
+            fcntl(&into, FcntlArg::F_SETPIPE_SZ(i32::try_from(WIDE).unwrap_or(i32::MAX)))?;
+        }
+        Ok(Self { out, into })
+    }
+}
+
 /// A lent pipe.
 #[derive(Debug)]
 pub(super) struct Pipe {
     /// There until the pipe is dropped.
     ends: Option<Ends>,
     held: usize,
+    width: Width,
     pool: Pool,
 }
 
@@ -87,10 +125,10 @@ impl Pipe {
         self.held == 0
     }
 
-    /// Moves what `source` has into the pipe; 0 at its end.
+    /// Moves what `source` has into the pipe, as much as it can hold; 0 at its end.
     pub(super) fn fill(&mut self, source: &TcpStream) -> io::Result<usize> {
         let ends = self.ends.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-        let moved = splice(source, None, &ends.into, None, ends.size - self.held, FLAGS)?;
+        let moved = splice(source, None, &ends.into, None, WIDE, FLAGS)?;
         self.held += moved;
         Ok(moved)
     }
@@ -102,17 +140,8 @@ impl Pipe {
         if moved == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        self.held -= moved;
+        self.held = self.held.saturating_sub(moved);
         Ok(moved)
-    }
-
-    /// Makes room for more at once, if the kernel lets us. Best effort.
-    pub(super) fn widen(&mut self) {
-        let Some(ends) = self.ends.as_mut().filter(|ends| ends.size == NARROW) else { return };
-        let wide = i32::try_from(WIDE).unwrap_or(i32::MAX);
-        if let Ok(size) = fcntl(&ends.into, FcntlArg::F_SETPIPE_SZ(wide)) {
-            ends.size = usize::try_from(size).unwrap_or(NARROW);
-        }
     }
 }
 
@@ -120,9 +149,10 @@ impl Drop for Pipe {
     fn drop(&mut self) {
         let ends = self.ends.take().filter(|_| self.held == 0);
         let mut shelves = self.pool.shelves();
-        shelves.left += 1;
-        if shelves.pipes.len() < KEPT {
-            shelves.pipes.extend(ends);
+        let shelf = shelves.shelf(self.width);
+        shelf.left += 1;
+        if shelf.kept.len() < KEPT {
+            shelf.kept.extend(ends);
         }
     }
 }

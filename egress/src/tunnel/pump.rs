@@ -12,7 +12,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::task::coop::consume_budget;
 
-use crate::tunnel::pool::{Buffer, Pipe, Pool};
+use crate::tunnel::pool::{Buffer, Pipe, Pool, Width};
 
 /// A direction that has carried this much is worth a pipe.
 const SPLICE_FROM: u64 = 64 * 1024;
@@ -41,9 +41,13 @@ pub(super) async fn pump(
     drop(first);
     loop {
         from.readable().await.map_err(|_| Broken::Source)?;
-        let worth_a_pipe = moved >= SPLICE_FROM;
-        let burst = match if worth_a_pipe { pool.pipe() } else { None } {
-            Some(pipe) => way.splice(pipe, moved).await?,
+        let pipe = match moved {
+            ..SPLICE_FROM => None,
+            ..WIDE_FROM => pool.pipe(Width::Narrow),
+            _ => pool.pipe(Width::Wide).or_else(|| pool.pipe(Width::Narrow)),
+        };
+        let burst = match pipe {
+            Some(pipe) => way.splice(pipe).await?,
             None => way.copy(pool.buffer()).await?,
         };
         moved = moved.saturating_add(burst.bytes);
@@ -55,7 +59,7 @@ pub(super) async fn pump(
     }
 }
 
-/// What could be moved until the source had no more.
+/// What was moved with one loan.
 struct Burst {
     bytes: u64,
     is_last: bool,
@@ -102,13 +106,10 @@ impl<C: Fn(u64) + Sync> Way<'_, C> {
         Ok(())
     }
 
-    /// Splices until the source is dry. `before` is what this direction has carried already.
-    async fn splice(&self, mut pipe: Pipe, before: u64) -> Result<Burst, Broken> {
+    /// Splices until the source is dry, or enough to ask for a wider pipe.
+    async fn splice(&self, mut pipe: Pipe) -> Result<Burst, Broken> {
         let mut bytes = 0;
-        loop {
-            if before.saturating_add(bytes) >= WIDE_FROM {
-                pipe.widen();
-            }
+        while bytes < WIDE_FROM {
             // The pipe is empty here, so that "would block" speaks of the source alone.
             match self.from.try_io(Interest::READABLE, || pipe.fill(self.from)) {
                 Ok(0) => return Ok(Burst { bytes, is_last: true }),
