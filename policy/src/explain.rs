@@ -70,7 +70,8 @@ pub struct LayerView {
 /// Judges a flow and tells how.
 #[must_use]
 pub fn explain(compiled: &Compiled, flow: &Flow<'_>) -> Explanation {
-    let (verdict, readings) = compiled.decide(flow);
+    let (verdict, basis) = compiled.decide(flow);
+    let readings = compiled.readings(flow, basis);
     let layers: Vec<LayerView> = readings.iter().flatten().map(view).collect();
     let mut sentences: Vec<String> = layers.iter().map(LayerView::sentence).collect();
     let mut told = match &verdict {

@@ -14,7 +14,7 @@ use crate::compile::{Clause, Compiled, LayerIndex};
 use crate::document::{Effect, Layer};
 use crate::id::Revision;
 use crate::name::Host;
-use crate::reading::{Case, Reading, Readings, Sum, carries, sum};
+use crate::reading::{Case, Reading, Readings, Refusal, Sum, carries, sum};
 use crate::reason::Code;
 
 pub use crate::document::Protocol;
@@ -137,6 +137,14 @@ impl Denial {
     }
 }
 
+/// Where a verdict came from: what `explain` reads again.
+#[derive(Clone, Copy)]
+pub(crate) enum Basis<'f> {
+    Name(&'f Host, u16),
+    Address(IpAddr),
+    Nothing,
+}
+
 impl Compiled {
     /// Judges a flow.
     #[must_use]
@@ -144,17 +152,16 @@ impl Compiled {
         self.decide(flow).0
     }
 
-    /// The verdict, and the readings it was made from.
-    pub(crate) fn decide(&self, flow: &Flow<'_>) -> (Verdict, Readings<'_>) {
-        let destination = flow.destination.map(|address| address.to_canonical());
-        let case = Case::new(Flow { destination, ..*flow });
+    /// The verdict, and what it was made from.
+    pub(crate) fn decide<'f>(&self, flow: &Flow<'f>) -> (Verdict, Basis<'f>) {
+        let case = Case::new(*flow);
         match flow.evidence {
             Evidence::Question(host) => self.question(&case, host),
             _ => self.connection(&case),
         }
     }
 
-    fn question(&self, case: &Case<'_>, host: &Host) -> (Verdict, Readings<'_>) {
+    fn question<'f>(&self, case: &Case<'f>, host: &'f Host) -> (Verdict, Basis<'f>) {
         // If any port passes, then one of these does: the two that are implied, where a range
         // begins, or just after one.
         let mut ports = vec![443, 80];
@@ -164,32 +171,26 @@ impl Compiled {
                 ports.extend(ranges.flat_map(|r| [r.first(), r.last().saturating_add(1)]));
             });
         }
-        let mut refused = None;
+        let mut refused = (Refusal::default(), Basis::Name(host, 443));
         for port in ports {
-            let readings = self.name(&case.at_port(port), host);
-            match sum(&readings) {
+            let basis = Basis::Name(host, port);
+            match sum(&self.name(&case.at_port(port), host)) {
                 Sum::Open { layer, clause, .. } => {
                     let target = Target::Name(host.clone());
                     let permit = self.permit(&case.at_port(0), target, layer, clause);
-                    return (Verdict::Pass(permit), readings);
+                    return (Verdict::Pass(permit), basis);
                 }
-                closed => {
-                    let denial = self.denial(&closed, Code::NoRule);
-                    let further = |(other, _): &(Denial, _)| {
-                        denial.code == Code::Rule && other.code != Code::Rule
-                    };
-                    if refused.as_ref().is_none_or(further) {
-                        refused = Some((denial, readings));
-                    }
+                Sum::Denied(by) => refused = (by, basis),
+                Sum::Clouded(by) | Sum::Closed(by) if refused.0.code.is_none() => {
+                    refused = (by, basis);
                 }
+                _ => {}
             }
         }
-        let nothing = || (Denial::because(Code::NoRule, self.revision()), [None; 3]);
-        let (denial, readings) = refused.unwrap_or_else(nothing);
-        (Verdict::Deny(denial), readings)
+        (Verdict::Deny(self.denial(refused.0, Code::NoRule)), refused.1)
     }
 
-    fn connection(&self, case: &Case<'_>) -> (Verdict, Readings<'_>) {
+    fn connection<'f>(&self, case: &Case<'f>) -> (Verdict, Basis<'f>) {
         let Flow { protocol, port, destination, evidence } = case.flow;
         let nothing = match (protocol, port) {
             (Protocol::Udp, 443) => Code::Quic,
@@ -202,57 +203,61 @@ impl Compiled {
         let default_is_enough = protocol == Protocol::Tcp
             && !(matches!(evidence, Evidence::Pinned(_)) && matches!(port, 80 | 443));
 
-        let mut passed = None;
-        let mut clouded = None;
-        let mut refused: Option<(Denial, Readings<'_>)> = None;
-        let mut refuse = |denial: Denial, readings| {
-            if refused.as_ref().is_none_or(|(other, _)| other.code < denial.code) {
-                refused = Some((denial, readings));
-            }
-        };
+        let (mut passed, mut clouded) = (None, None);
+        let mut refused = (Refusal::default(), Basis::Nothing);
         for host in evidence.names() {
-            let readings = self.name(case, host);
-            match sum(&readings) {
-                sum @ Sum::Denied(..) => {
-                    return (Verdict::Deny(self.denial(&sum, nothing)), readings);
-                }
-                sum @ Sum::Clouded(..) => clouded = Some((self.denial(&sum, nothing), readings)),
+            let basis = Basis::Name(host, port);
+            match sum(&self.name(case, host)) {
+                Sum::Denied(by) => return (Verdict::Deny(self.denial(by, nothing)), basis),
+                Sum::Clouded(by) => clouded = Some((by, basis)),
                 Sum::Open { layer, clause, by_rule } if by_rule || default_is_enough => {
-                    passed = passed.or(Some((host, layer, clause, readings)));
+                    passed = passed.or(Some((host, layer, clause)));
                 }
-                Sum::Open { .. } if protocol == Protocol::Tcp => {
-                    refuse(Denial::because(Code::Undecidable, self.revision()), readings);
+                Sum::Open { .. } => {
+                    let code = (protocol == Protocol::Tcp).then_some(Code::Undecidable);
+                    refused = nearer(refused, (Refusal { code, ..Refusal::default() }, basis));
                 }
-                sum => refuse(self.denial(&sum, nothing), readings),
+                Sum::Closed(by) => refused = nearer(refused, (by, basis)),
             }
         }
-        if let Some((denial, readings)) = clouded {
-            return (Verdict::Undecidable(denial), readings);
+        if let Some((by, basis)) = clouded {
+            return (Verdict::Undecidable(self.denial(by, nothing)), basis);
         }
-        if let Some((host, layer, clause, readings)) = passed {
+        if let Some((host, layer, clause)) = passed {
             let permit = self.permit(case, Target::Name(host.clone()), layer, clause);
-            return (Verdict::Pass(permit), readings);
+            return (Verdict::Pass(permit), Basis::Name(host, port));
         }
         if let Some(address) = destination {
-            let readings = self.address(case, address);
-            match sum(&readings) {
-                sum @ Sum::Denied(..) => {
-                    return (Verdict::Deny(self.denial(&sum, nothing)), readings);
-                }
+            let basis = Basis::Address(address);
+            match sum(&self.address(case, address)) {
                 Sum::Open { layer, clause, by_rule: true } => {
                     let permit = self.permit(case, Target::Address(address), layer, clause);
-                    return (Verdict::Pass(permit), readings);
+                    return (Verdict::Pass(permit), basis);
                 }
-                sum => refuse(self.denial(&sum, nothing), readings),
+                Sum::Denied(by) => return (Verdict::Deny(self.denial(by, nothing)), basis),
+                Sum::Clouded(by) | Sum::Closed(by) => refused = nearer(refused, (by, basis)),
+                Sum::Open { .. } => refused = nearer(refused, (Refusal::default(), basis)),
             }
         }
-        let none = || (Denial::because(nothing, self.revision()), [None; 3]);
-        let (denial, readings) = refused.unwrap_or_else(none);
-        let verdict = match denial.code {
-            Code::Undecidable => Verdict::Undecidable(denial),
-            _ => Verdict::Deny(denial),
-        };
-        (verdict, readings)
+        let (by, basis) = refused;
+        let denial = self.denial(by, nothing);
+        match denial.code {
+            Code::Undecidable => (Verdict::Undecidable(denial), basis),
+            _ => (Verdict::Deny(denial), basis),
+        }
+    }
+
+    /// What each layer says of the name or address that a verdict was made from.
+    pub(crate) fn readings(&self, flow: &Flow<'_>, basis: Basis<'_>) -> Readings<'_> {
+        let case = Case::new(*flow);
+        match (basis, flow.evidence) {
+            (Basis::Name(host, port), Evidence::Question(_)) => {
+                self.name(&case.at_port(port), host)
+            }
+            (Basis::Name(host, _), _) => self.name(&case, host),
+            (Basis::Address(address), _) => self.address(&case, address),
+            (Basis::Nothing, _) => [None; 3],
+        }
     }
 
     fn name(&self, case: &Case<'_>, host: &Host) -> Readings<'_> {
@@ -273,12 +278,13 @@ impl Compiled {
     }
 
     fn read<'a>(&'a self, see: impl Fn(&'a LayerIndex, &mut Reading<'a>)) -> Readings<'a> {
-        self.layers().each_ref().map(|index| {
-            let index = index.as_ref()?;
-            let mut reading = Reading::new(index);
-            see(index, &mut reading);
-            Some(reading)
-        })
+        let mut readings = [None; 3];
+        for (slot, index) in readings.iter_mut().zip(self.layers()) {
+            if let Some(index) = index {
+                see(index, slot.insert(Reading::new(index)));
+            }
+        }
+        readings
     }
 
     fn permit(
@@ -299,16 +305,10 @@ impl Compiled {
         Permit { target, port, protocol, mode, layer, rule, revision: self.revision() }
     }
 
-    fn denial(&self, sum: &Sum<'_>, nothing: Code) -> Denial {
-        let (code, layer, clause) = match *sum {
-            Sum::Denied(layer, clause) => (Code::Rule, Some(layer), Some(clause)),
-            Sum::Clouded(layer, clause) => (Code::Undecidable, Some(layer), Some(clause)),
-            Sum::Closed(layer, Some((code, clause))) => (code, layer, Some(clause)),
-            Sum::Closed(layer, None) => (nothing, layer, None),
-            Sum::Open { .. } => (nothing, None, None),
-        };
-        let rule = clause.map(|clause| clause.text.to_string());
-        Denial { code, layer, rule, revision: self.revision() }
+    fn denial(&self, by: Refusal<'_>, nothing: Code) -> Denial {
+        let rule = by.clause.map(|clause| clause.text.to_string());
+        let code = by.code.unwrap_or(nothing);
+        Denial { code, layer: by.layer, rule, revision: self.revision() }
     }
 
     /// Judges one address that the permit's target has. Every address is judged before it is
@@ -348,7 +348,7 @@ impl Compiled {
                 });
             }
             if let Some(clause) = denied {
-                return Err(self.denial(&Sum::Denied(index.layer, clause), Code::Rule));
+                return Err(self.denial(Refusal::by(Code::Rule, index.layer, clause), Code::Rule));
             }
             above &= lets;
         }
@@ -378,6 +378,14 @@ impl Permit {
             }
         }
     }
+}
+
+/// The refusal whose rule came nearer; the first of equals.
+fn nearer<'a, 'f>(
+    old: (Refusal<'a>, Basis<'f>),
+    new: (Refusal<'a>, Basis<'f>),
+) -> (Refusal<'a>, Basis<'f>) {
+    if matches!(old.1, Basis::Nothing) || old.0.code < new.0.code { new } else { old }
 }
 
 /// Whether an allow rule means this address and not merely a wide network around it: `0.0.0.0/0` is

@@ -36,16 +36,30 @@ pub(crate) type Readings<'a> = [Option<Reading<'a>>; 3];
 
 /// The layers added up.
 pub(crate) enum Sum<'a> {
-    Denied(Layer, &'a Clause),
-    Clouded(Layer, &'a Clause),
+    Denied(Refusal<'a>),
+    Clouded(Refusal<'a>),
     /// Every layer lets it through; the innermost that does, and its rule unless it is the default.
     Open {
         layer: Layer,
         clause: Option<&'a Clause>,
         by_rule: bool,
     },
-    /// The outermost layer that does not let it through, and what its nearest rule lacked.
-    Closed(Option<Layer>, Option<(Code, &'a Clause)>),
+    Closed(Refusal<'a>),
+}
+
+/// The outermost layer that refuses, and the rule it does so by, or that came nearest. No code: no
+/// rule came near.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Refusal<'a> {
+    pub(crate) code: Option<Code>,
+    pub(crate) layer: Option<Layer>,
+    pub(crate) clause: Option<&'a Clause>,
+}
+
+impl<'a> Refusal<'a> {
+    pub(crate) fn by(code: Code, layer: Layer, clause: &'a Clause) -> Self {
+        Self { code: Some(code), layer: Some(layer), clause: Some(clause) }
+    }
 }
 
 /// How far a flow fits a clause whose peer it has.
@@ -61,7 +75,8 @@ enum Fit {
 
 impl<'a> Case<'a> {
     pub(crate) fn new(flow: Flow<'a>) -> Self {
-        Self { flow, path: OnceCell::new() }
+        let destination = flow.destination.map(|address| address.to_canonical());
+        Self { flow: Flow { destination, ..flow }, path: OnceCell::new() }
     }
 
     /// The same at another port, for a question.
@@ -182,14 +197,15 @@ impl<'a> Reading<'a> {
 pub(crate) fn sum<'a>(readings: &Readings<'a>) -> Sum<'a> {
     let each = || readings.iter().flatten();
     if let Some((layer, clause)) = each().find_map(|r| Some((r.layer, r.denied?))) {
-        return Sum::Denied(layer, clause);
+        return Sum::Denied(Refusal::by(Code::Rule, layer, clause));
     }
     if let Some((layer, clause)) = each().find_map(|r| Some((r.layer, r.clouded?))) {
-        return Sum::Clouded(layer, clause);
+        return Sum::Clouded(Refusal::by(Code::Undecidable, layer, clause));
     }
     let always = each().any(Reading::always);
     if let Some(reading) = each().find(|r| !r.lets() && !always) {
-        return Sum::Closed(Some(reading.layer), reading.missed);
+        let (code, clause) = reading.missed.unzip();
+        return Sum::Closed(Refusal { code, layer: Some(reading.layer), clause });
     }
     match each().rfind(|r| r.lets()) {
         Some(reading) => Sum::Open {
@@ -197,6 +213,6 @@ pub(crate) fn sum<'a>(readings: &Readings<'a>) -> Sum<'a> {
             clause: reading.allowed,
             by_rule: each().any(|r| r.allowed.is_some()),
         },
-        None => Sum::Closed(None, None),
+        None => Sum::Closed(Refusal::default()),
     }
 }
