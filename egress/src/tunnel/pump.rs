@@ -43,7 +43,7 @@ pub(super) async fn pump(
         from.readable().await.map_err(|_| Broken::Source)?;
         let pipe = match moved {
             ..SPLICE_FROM => None,
-            ..WIDE_FROM => pool.pipe(Width::Narrow),
+            SPLICE_FROM..WIDE_FROM => pool.pipe(Width::Narrow),
             _ => pool.pipe(Width::Wide).or_else(|| pool.pipe(Width::Narrow)),
         };
         let burst = match pipe {
