@@ -135,13 +135,16 @@ async fn decide(
     };
 
     let mut early = None;
-    if server_first && timeout(SERVER_FIRST, stream.readable()).await.is_err() {
+    if server_first && timeout(SERVER_FIRST, spoken(stream)).await.is_err() {
         let open = open(guest, flow, unnamed.clone(), destination).await.map_err(Refused::tcp)?;
-        tokio::select! {
+        let guest_spoke = tokio::select! {
             biased;
-            _ = stream.readable() => {}
-            _ = open.dialed.stream.readable() => return Ok(Way::Tunnel(Box::new(open), Bytes::new())),
-            () = sleep_until(deadline) => return Ok(Way::Tunnel(Box::new(open), Bytes::new())),
+            () = spoken(stream) => true,
+            () = spoken(&open.dialed.stream) => false,
+            () = sleep_until(deadline) => false,
+        };
+        if !guest_spoke {
+            return Ok(Way::Tunnel(Box::new(open), Bytes::new()));
         }
         early = Some(open);
     }
@@ -231,6 +234,11 @@ async fn open(
     let record = guest.passed(Kind::Connection, flow, &passed, dialed.egress);
     guest.trail.record(record.clone());
     Ok(Open { passed, dialed, record })
+}
+
+/// Returns once there is a byte to read, or there will be none. Readiness alone may be false.
+async fn spoken(stream: &TcpStream) {
+    let _ = stream.peek(&mut [0]).await;
 }
 
 /// Reads until the bytes settle what they are; `NeedMore` when the guest is done before that.

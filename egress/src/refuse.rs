@@ -114,7 +114,6 @@ pub(crate) async fn alert(stream: &mut TcpStream) -> bool {
 /// The status that goes with a code.
 pub(crate) fn status(code: Code) -> StatusCode {
     match code {
-        Code::NoName | Code::BadName | Code::Undecidable => StatusCode::BAD_REQUEST,
         Code::NameMismatch => StatusCode::MISDIRECTED_REQUEST,
         Code::Unresolvable | Code::UpstreamUnreachable | Code::UpstreamUntrusted => {
             StatusCode::BAD_GATEWAY

@@ -5,19 +5,22 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
 
 use dns::{Pins, Resolver};
+use policy::audit::{AuditRecord, Kind, Outcome};
 use policy::{OwnAddresses, PolicyHandle, Slot, Subject, Trail};
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 use tokio::sync::Mutex as Turn;
+use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::accept;
 use crate::conn;
 use crate::dial::Dialer;
+use crate::drops::{self, Dropped};
 use crate::error::Error;
 use crate::fence::{self, SlotFence};
 use crate::flows::{Flows, Rejudged};
@@ -120,7 +123,8 @@ impl Router {
     ) -> Result<Self, Error> {
         let world = World::enter(&config.netns).await?;
         fence::install_base(&world, config.divert_port).await?;
-        let shared = Shared {
+        let drops = drops::listen(&world, config.nflog_group).await?;
+        let shared = Arc::new(Shared {
             config,
             world,
             resolver,
@@ -129,8 +133,9 @@ impl Router {
             pool: Pool::new(PIPES),
             seats: Mutex::default(),
             turn: Turn::default(),
-        };
-        Ok(Self { shared: Arc::new(shared) })
+        });
+        tokio::spawn(account(Arc::downgrade(&shared), drops));
+        Ok(Self { shared })
     }
 
     /// Runs something short on a thread in the guests' world: a socket or tap made there stays there.
@@ -218,12 +223,7 @@ impl Router {
     pub fn ruleset(&self) -> String {
         let mut slots: Vec<Slot> = self.shared.seats().keys().copied().collect();
         slots.sort_unstable();
-        let mut ruleset = fence::base(self.shared.config.divert_port);
-        if let Some(taps) = ruleset.0.first_mut() {
-            taps.chains
-                .extend(slots.into_iter().flat_map(|n| fence::slot(n, &self.shared.fence())));
-        }
-        ruleset.to_string()
+        fence::ruleset(self.shared.config.divert_port, &slots, &self.shared.fence()).to_string()
     }
 }
 
@@ -337,6 +337,25 @@ impl Shared {
 
     fn seats(&self) -> MutexGuard<'_, HashMap<Slot, Seat>> {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Records what the fence dropped of attached slots, for as long as there is a router.
+async fn account(shared: Weak<Shared>, mut drops: Receiver<Dropped>) {
+    while let Some(dropped) = drops.recv().await {
+        let Some(shared) = shared.upgrade() else { return };
+        let guest = shared.seats().get(&dropped.slot).map(|seat| Arc::clone(&seat.guest));
+        let Some(guest) = guest else { continue };
+        let mut record = AuditRecord::new(SystemTime::now(), Kind::Frame, Outcome::Deny);
+        record.protocol = Some(dropped.protocol.into_owned());
+        record.destination = dropped.destination;
+        record.code = Some(dropped.reason.code());
+        record.count = (dropped.count > 1).then_some(dropped.count);
+        record.detail = Some(match dropped.source {
+            Some(source) => format!("{} from {source}", dropped.reason),
+            None => dropped.reason.to_string(),
+        });
+        guest.trail.record(record.about(&guest.subject));
     }
 }
 

@@ -201,8 +201,15 @@ fn tokens(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = String
         .map(|token| token.trim().to_ascii_lowercase())
 }
 
+/// A fault of the guest's, unless the code has a status of its own.
 fn fault(code: Code, detail: &'static str) -> Fault {
-    Fault { code, status: refuse::status(code), detail }
+    let status = match code {
+        Code::NoName | Code::BadName | Code::Undecidable | Code::Protocol => {
+            StatusCode::BAD_REQUEST
+        }
+        code => refuse::status(code),
+    };
+    Fault { code, status, detail }
 }
 
 #[cfg(test)]

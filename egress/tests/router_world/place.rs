@@ -1,0 +1,285 @@
+//! A host, an internet and one guest, each a network namespace, with a router between them.
+//!
+//! Sockets are made on a thread in the namespace they belong to and used from one runtime. Nothing
+//! here touches the namespace the test was started in; everything is removed on drop.
+
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use dns::{Resolver, ResolverConfig};
+use egress::{Attachment, Config, Limits, Router};
+use nix::sched::{CloneFlags, setns};
+use policy::{
+    AuditRecord, Compiled, Layer, OwnAddresses, Policy, PolicyHandle, Revision, Slot, Subject,
+    Trail,
+};
+use socket2::{Domain, Socket, Type};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
+
+/// The sandbox's egress address; the host has `.9` first, so that it is not the default choice.
+pub const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
+/// Where every name resolves to.
+pub const ORIGIN: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
+/// An address that no name resolves to and no rule names.
+pub const SINK: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 66);
+const RESOLVER: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 53);
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The namespaces of one test.
+struct Land {
+    prefix: String,
+}
+
+/// What a test holds.
+pub struct Place {
+    land: Arc<Land>,
+    pub router: Router,
+    pub policy: PolicyHandle,
+    pub slot: Slot,
+    records: Receiver<AuditRecord>,
+    pub asked: Arc<Mutex<Vec<String>>>,
+}
+
+/// Builds a place with this policy and runs a test in it.
+pub fn run<F: Future<Output = ()>>(rules: &str, test: impl FnOnce(Place) -> F + Send) {
+    let land = Arc::new(Land::new());
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| {
+            land.enter('h').expect("the host's namespace");
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            runtime.block_on(async {
+                let place = Place::new(Arc::clone(&land), rules).await;
+                test(place).await;
+            });
+        });
+        if let Err(panic) = ended.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+impl Place {
+    async fn new(land: Arc<Land>, rules: &str) -> Self {
+        let asked = Arc::default();
+        let upstream = land.made('i', || std::net::UdpSocket::bind((RESOLVER, 53)));
+        tokio::spawn(name_server(adopt(upstream), Arc::clone(&asked)));
+        let resolver = Resolver::new(ResolverConfig {
+            upstreams: vec![SocketAddr::from((RESOLVER, 53))],
+            ..ResolverConfig::default()
+        });
+        let own = OwnAddresses::new([EGRESS, Ipv4Addr::new(93, 184, 216, 9)].map(IpAddr::from));
+        let (trail, records) = Trail::bounded(10_000);
+        let config = Config {
+            netns: format!("{}w", land.prefix),
+            divert_port: 15_001,
+            nflog_group: 7,
+            limits: Limits { flows: 64, first_flight: Duration::from_secs(3), ..Limits::default() },
+        };
+        let router = Router::start(config, resolver.expect("a resolver"), own, trail)
+            .await
+            .expect("a router");
+        let slot = Slot::new(1).expect("in range");
+        land.ip("w", "link add pt1 type veth peer name eth0");
+        land.ip("w", &format!("link set eth0 netns {}g", land.prefix));
+        land.made('g', || std::fs::write("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "1"));
+        land.ip("g", "link set eth0 address 02:00:00:00:00:02");
+        land.ip("g", "addr add 169.254.100.2/30 dev eth0");
+        land.ip("g", "link set eth0 up");
+        land.ip("g", "route add default via 169.254.100.1");
+        let policy = PolicyHandle::new(compiled(rules, 1));
+        let place = Self { land, router, policy, slot, records, asked };
+        place.attach().await.expect("attached");
+        place.settle().await;
+        place
+    }
+
+    /// Waits until the guest is answered: its kernel takes a while to see that its link is up.
+    async fn settle(&self) {
+        let question = b"\0\x01\x01\0\0\x01\0\0\0\0\0\0\x05local\0\0\x01\0\x01";
+        let socket = self.datagrams();
+        let mut answer = [0; 512];
+        loop {
+            socket.send_to(question, "169.254.100.1:53").await.expect("sent");
+            let wait = tokio::time::timeout(Duration::from_millis(20), socket.recv(&mut answer));
+            if wait.await.is_ok() {
+                break;
+            }
+        }
+        while self.records.recv_timeout(Duration::from_millis(20)).is_ok() {}
+    }
+
+    pub async fn attach(&self) -> Result<(), egress::Error> {
+        let subject = Subject {
+            sandbox: "demo".parse().expect("a name"),
+            tenant: "acme".parse().expect("a name"),
+            incarnation: 1,
+            slot: self.slot,
+        };
+        let attachment = Attachment {
+            subject: Arc::new(subject),
+            policy: self.policy.clone(),
+            egress: vec![EGRESS.into()],
+        };
+        self.router.attach(attachment).await
+    }
+
+    /// Puts another policy in force.
+    pub fn write(&self, rules: &str, revision: u64) {
+        self.policy.store(compiled(rules, revision));
+    }
+
+    /// A connection of the guest.
+    pub async fn dial(&self, address: Ipv4Addr, port: u16) -> io::Result<TcpStream> {
+        let socket = self.land.made('g', || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.set_nonblocking(true)?;
+            Ok(std::net::TcpStream::from(socket))
+        });
+        TcpSocket::from_std_stream(socket).connect(SocketAddr::from((address, port))).await
+    }
+
+    /// A datagram socket of the guest.
+    pub fn datagrams(&self) -> UdpSocket {
+        adopt(self.land.made('g', || std::net::UdpSocket::bind("0.0.0.0:0")))
+    }
+
+    /// A listener in the guest.
+    pub fn guest_listener(&self, port: u16) -> TcpListener {
+        listening(self.land.made('g', move || std::net::TcpListener::bind(("0.0.0.0", port))))
+    }
+
+    /// A listener on the internet.
+    pub fn origin(&self, address: Ipv4Addr, port: u16) -> TcpListener {
+        listening(self.land.made('i', move || std::net::TcpListener::bind((address, port))))
+    }
+
+    /// Waits for a record; names the ones that came instead when it does not.
+    pub async fn record(&self, wanted: impl Fn(&AuditRecord) -> bool) -> AuditRecord {
+        let deadline = Instant::now() + Duration::from_secs(3);
+        let mut others = Vec::new();
+        while Instant::now() < deadline {
+            match self.records.try_recv() {
+                Ok(record) if wanted(&record) => return record,
+                Ok(record) => others.push(record),
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+        panic!("no such record, but {others:#?}");
+    }
+
+    /// What `nft` reads in the guests' namespace.
+    pub fn nft(&self) -> String {
+        let netns = format!("{}w", self.land.prefix);
+        let args = ["netns", "exec", &netns, "nft", "list", "ruleset"];
+        let out = Command::new("ip").args(args).output().expect("nft runs");
+        String::from_utf8(out.stdout).expect("utf-8")
+    }
+}
+
+pub fn compiled(rules: &str, revision: u64) -> Compiled {
+    let policy = Policy::from_toml(rules).expect("a policy");
+    Compiled::new(&[(Layer::Sandbox, &policy)], Revision(revision))
+}
+
+fn adopt(socket: std::net::UdpSocket) -> UdpSocket {
+    socket.set_nonblocking(true).expect("a socket");
+    UdpSocket::from_std(socket).expect("a runtime")
+}
+
+fn listening(listener: std::net::TcpListener) -> TcpListener {
+    listener.set_nonblocking(true).expect("a socket");
+    TcpListener::from_std(listener).expect("a runtime")
+}
+
+/// Answers every A question with [`ORIGIN`] and says what it was asked.
+async fn name_server(socket: UdpSocket, asked: Arc<Mutex<Vec<String>>>) {
+    let mut buffer = [0; 1500];
+    while let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
+        let query = &buffer[..length];
+        let (mut at, mut labels) = (12, Vec::new());
+        while query[at] != 0 {
+            let end = at + 1 + usize::from(query[at]);
+            labels.push(String::from_utf8_lossy(&query[at + 1..end]).into_owned());
+            at = end;
+        }
+        asked.lock().expect("unpoisoned").push(labels.join(".").to_lowercase());
+        let wants_a = query[at + 1..at + 3] == [0, 1];
+        let mut answer = query[..2].to_vec();
+        answer.extend([0x81, 0x80, 0, 1, 0, u8::from(wants_a), 0, 0, 0, 0]);
+        answer.extend(&query[12..at + 5]);
+        if wants_a {
+            answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+            answer.extend(ORIGIN.octets());
+        }
+        socket.send_to(&answer, peer).await.expect("sent");
+    }
+}
+
+impl Land {
+    fn new() -> Self {
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let land = Self { prefix: format!("er{}x{n}", std::process::id()) };
+        for role in ["h", "i", "g"] {
+            run_ip(&["netns", "add", &format!("{}{role}", land.prefix)]);
+            land.ip(role, "link set lo up");
+        }
+        land.ip("h", &format!("link add wan type veth peer name in netns {}i", land.prefix));
+        for address in [Ipv4Addr::new(93, 184, 216, 9), EGRESS] {
+            land.ip("h", &format!("addr add {address}/24 dev wan"));
+        }
+        for address in [ORIGIN, SINK, RESOLVER] {
+            land.ip("i", &format!("addr add {address}/24 dev in"));
+        }
+        land.ip("h", "link set wan up");
+        land.ip("i", "link set in up");
+        land
+    }
+
+    fn ip(&self, role: &str, words: &str) {
+        let netns = format!("{}{role}", self.prefix);
+        let mut args = vec!["-n", &netns];
+        args.extend(words.split(' '));
+        run_ip(&args);
+    }
+
+    fn enter(&self, role: char) -> io::Result<()> {
+        let file = File::open(format!("/run/netns/{}{role}", self.prefix))?;
+        Ok(setns(file, CloneFlags::CLONE_NEWNET)?)
+    }
+
+    /// Makes something in a namespace.
+    fn made<T: Send>(&self, role: char, make: impl FnOnce() -> io::Result<T> + Send) -> T {
+        std::thread::scope(|scope| {
+            let made = scope.spawn(|| {
+                self.enter(role)?;
+                make()
+            });
+            made.join().expect("no panic").expect("a socket")
+        })
+    }
+}
+
+impl Drop for Land {
+    fn drop(&mut self) {
+        for role in ["g", "w", "i", "h"] {
+            let netns = format!("{}{role}", self.prefix);
+            let _ = Command::new("ip").args(["netns", "del", &netns]).output();
+        }
+    }
+}
+
+fn run_ip(args: &[&str]) {
+    let out = Command::new("ip").args(args).output().expect("ip runs");
+    assert!(out.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+}
