@@ -2,7 +2,7 @@
 //!
 //! The ruleset is a value that prints as nftables text, is applied over netlink in one atomic batch,
 //! and is read back and compared before it counts as installed. Rules only ever change here, and
-//! only in the guests' namespace.
+//! only in the guests' namespace: `inet postern` for all, `netdev postern_<n>` for 32 slots each.
 
 mod apply;
 mod netlink;
@@ -16,15 +16,16 @@ mod reason;
 
 use policy::Slot;
 
-pub use layout::{SlotFence, base, slot};
-pub use reason::Reason;
-pub use rule::{Chain, Expr, Hook, Point, Rule, Ruleset, Set, Table};
+pub use layout::{SlotFence, base, ruleset, slot};
+pub use field::Field;
+pub use reason::{Reason, UnknownReason};
+pub use rule::{Chain, Expr, Family, Hook, Point, Rule, Ruleset, Set, Table, TableId};
 
 use crate::error::Error;
 use crate::world::World;
 
 /// Installs what all slots share: what is diverted to the router, and that nothing is forwarded.
-/// Guests' chains stay as they are; a table of another shape is replaced. Then reads it back.
+/// Guests' chains stay as they are. Then reads it back.
 ///
 /// # Errors
 /// When the kernel refuses, and nothing is changed then; [`Error::Differs`] when what the kernel
@@ -40,8 +41,8 @@ pub async fn install_base(world: &World, divert_port: u16) -> Result<(), Error> 
 /// When the kernel refuses, and nothing is changed then; [`Error::Differs`] when what the kernel
 /// holds afterwards is not what was meant.
 pub async fn attach(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
-    let chains = slot(at, fence);
-    world.run(move || apply::attach(at, &chains)).await?
+    let meant = slot(at, fence);
+    world.run(move || apply::attach(at, &meant)).await?
 }
 
 /// Compares the fence of a slot with what it should be.
@@ -49,8 +50,8 @@ pub async fn attach(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Er
 /// # Errors
 /// [`Error::Differs`] when someone else has changed or removed a part of it.
 pub async fn verify(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
-    let chains = slot(at, fence);
-    world.run(move || apply::verify(&chains)).await?
+    let meant = slot(at, fence);
+    world.run(move || apply::verify(&meant)).await?
 }
 
 /// Removes the fence of a slot; its tap may be gone already, and so may parts of the fence.

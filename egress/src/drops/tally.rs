@@ -77,6 +77,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
         #[test]
         fn nothing_is_lost_and_room_is_bounded(
             ports in proptest::collection::vec((1_u16..4, any::<u16>()), 0..20_000),

@@ -8,47 +8,49 @@ use std::collections::{BTreeMap, BTreeSet};
 use policy::Slot;
 
 use crate::error::Error;
-use crate::fence::decode::{Held, HeldChain, Message, counted, elements};
+use crate::fence::decode::{Held, HeldChain, Message, counted, elements, table_name};
 use crate::fence::encode::{
-    Batch, Kind, TABLE, bounds, expressions, get_chains, get_elements, get_rules, userdata,
+    Batch, Kind, bounds, expressions, get_chain, get_chains, get_elements, get_rules, get_tables,
+    userdata,
 };
-use crate::fence::layout::{chain_names, slot_of_chain};
+use crate::fence::layout::{chain_names, is_ours, slot_of_chain, table_of};
 use crate::fence::netlink::with_netfilter;
 use crate::fence::reason::Reason;
-use crate::fence::rule::{Chain, Family, Ruleset, Set};
+use crate::fence::rule::{Chain, Family, Set, Table, TableId};
 
 /// How often a dump is repeated when the rules change while it is being read.
 const DUMPS: usize = 16;
 
-pub(crate) fn install_base(meant: &Ruleset) -> Result<(), Error> {
+pub(crate) fn install_base(meant: &Table) -> Result<(), Error> {
     let mut batch = Batch::default();
-    for table in &meant.0 {
-        batch.add_table(table.family);
-        if table.family == Family::Inet {
-            batch.delete_table(table.family);
-            batch.add_table(table.family);
+    batch.add_table(&meant.id);
+    batch.delete_table(&meant.id);
+    batch.add_table(&meant.id);
+    meant.chains.iter().for_each(|chain| batch.add_chain(&meant.id, chain));
+    with_netfilter(|kernel| kernel.commit(batch))?;
+    verify(meant)
+}
+
+pub(crate) fn attach(slot: Slot, meant: &Table) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    for set in &meant.sets {
+        match verify_set(&meant.id, set) {
+            Err(Error::Differs { .. }) => {
+                batch.add_table(&meant.id);
+                batch.add_set(&meant.id, set);
+            }
+            checked => checked?,
         }
-        table.sets.iter().for_each(|set| batch.add_set(table.family, set));
-        table.chains.iter().for_each(|chain| batch.add_chain(table.family, chain));
     }
-    with_netfilter(|kernel| kernel.commit(batch))?;
-    for table in &meant.0 {
-        table.sets.iter().try_for_each(|set| verify_set(table.family, set))?;
-        table.chains.iter().try_for_each(|chain| verify_chain(table.family, chain))?;
-    }
-    Ok(())
-}
-
-pub(crate) fn attach(slot: Slot, chains: &[Chain]) -> Result<(), Error> {
-    let mut batch = Batch::default();
     remove_old(slot, &mut batch)?;
-    chains.iter().for_each(|chain| batch.add_chain(Family::Netdev, chain));
+    meant.chains.iter().for_each(|chain| batch.add_chain(&meant.id, chain));
     with_netfilter(|kernel| kernel.commit(batch))?;
-    verify(chains)
+    verify(meant)
 }
 
-pub(crate) fn verify(chains: &[Chain]) -> Result<(), Error> {
-    chains.iter().try_for_each(|chain| verify_chain(Family::Netdev, chain))
+pub(crate) fn verify(meant: &Table) -> Result<(), Error> {
+    meant.sets.iter().try_for_each(|set| verify_set(&meant.id, set))?;
+    meant.chains.iter().try_for_each(|chain| verify_chain(&meant.id, chain))
 }
 
 pub(crate) fn detach(slot: Slot) -> Result<(), Error> {
@@ -58,11 +60,11 @@ pub(crate) fn detach(slot: Slot) -> Result<(), Error> {
 }
 
 pub(crate) fn present() -> Result<Vec<Slot>, Error> {
-    let chains = ask(&get_chains(Family::Netdev, None), "list the chains", |body| {
-        HeldChain::of_message(body).filter(|chain| chain.table == TABLE)
-    })?;
-    let slots: BTreeSet<Slot> =
-        chains.iter().filter_map(|chain| slot_of_chain(&chain.name)).collect();
+    let chains = ask(&get_chains(Family::Netdev), "list the chains", HeldChain::of_message)?;
+    let ours = chains.iter().filter_map(|chain| {
+        slot_of_chain(&chain.name).filter(|slot| table_of(*slot).name == chain.table)
+    });
+    let slots: BTreeSet<Slot> = ours.collect();
     Ok(slots.into_iter().collect())
 }
 
@@ -70,7 +72,7 @@ pub(crate) fn counters(slot: Slot) -> Result<Vec<(Reason, u64, u64)>, Error> {
     let mut sums: BTreeMap<Reason, (u64, u64)> = BTreeMap::new();
     for chain in chain_names(slot) {
         let what = format!("read the counters of the chain {chain}");
-        for (tag, packets, bytes) in ask(&get_rules(Family::Netdev, &chain), &what, counted)? {
+        for (tag, packets, bytes) in ask(&get_rules(&table_of(slot), &chain), &what, counted)? {
             if let Some((_, reason)) = Reason::of_tag(&tag).filter(|(of, _)| *of == slot) {
                 let sum = sums.entry(reason).or_default();
                 *sum = (sum.0.saturating_add(packets), sum.1.saturating_add(bytes));
@@ -83,30 +85,34 @@ pub(crate) fn counters(slot: Slot) -> Result<Vec<(Reason, u64, u64)>, Error> {
 pub(crate) fn flush() -> Result<(), Error> {
     let mut batch = Batch::default();
     for family in [Family::Netdev, Family::Inet] {
-        batch.add_table(family);
-        batch.delete_table(family);
+        let names = ask(&get_tables(family), "list the tables", table_name)?;
+        for name in names.into_iter().filter(|name| is_ours(name)) {
+            batch.delete_table(&TableId { family, name });
+        }
     }
     with_netfilter(|kernel| kernel.commit(batch))
 }
 
 /// Removes what chains a slot has; the one with the jump goes before the one that is jumped to.
 fn remove_old(slot: Slot, batch: &mut Batch) -> Result<(), Error> {
+    let table = table_of(slot);
     for name in chain_names(slot) {
-        if find_chain(Family::Netdev, &name)?.is_some() {
-            batch.delete_chain(Family::Netdev, &name);
+        if find_chain(&table, &name)?.is_some() {
+            batch.delete_chain(&table, &name);
         }
     }
     Ok(())
 }
 
-fn find_chain(family: Family, name: &str) -> Result<Option<HeldChain>, Error> {
+fn find_chain(table: &TableId, name: &str) -> Result<Option<HeldChain>, Error> {
     let what = format!("read the chain {name}");
-    Ok(ask(&get_chains(family, Some(name)), &what, HeldChain::of_message)?.pop())
+    Ok(ask(&get_chain(table, name), &what, HeldChain::of_message)?.pop())
 }
 
 /// Asks until the answer is of one moment.
 fn ask<T>(question: &[u8], what: &str, take: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>, Error> {
-    let answers = [Kind::NewChain, Kind::NewRule, Kind::NewElements].map(Kind::number);
+    let answers =
+        [Kind::NewTable, Kind::NewChain, Kind::NewRule, Kind::NewElements].map(Kind::number);
     for _ in 0..DUMPS {
         let mut taken = Vec::new();
         let keep = |message: Message<'_>| {
@@ -126,28 +132,28 @@ fn ask<T>(question: &[u8], what: &str, take: impl Fn(&[u8]) -> Option<T>) -> Res
     })
 }
 
-fn verify_set(family: Family, set: &Set) -> Result<(), Error> {
+fn verify_set(table: &TableId, set: &Set) -> Result<(), Error> {
     let what = format!("read the set {}", set.name);
-    let parts = ask(&get_elements(family, set.name), &what, |body| Some(elements(body)))?;
+    let parts = ask(&get_elements(table, set.name), &what, |body| Some(elements(body)))?;
     let mut found: Vec<_> = parts.into_iter().flatten().collect();
     found.sort_unstable();
     let meant: Vec<_> = bounds(set).iter().map(|(at, end)| (at.octets(), *end)).collect();
     compare(&format!("set {}", set.name), &meant, &found)
 }
 
-fn verify_chain(family: Family, chain: &Chain) -> Result<(), Error> {
+fn verify_chain(table: &TableId, chain: &Chain) -> Result<(), Error> {
     let name = &chain.name;
     let meant = HeldChain {
-        table: TABLE.to_owned(),
+        table: table.name.clone(),
         name: name.clone(),
         hook: chain.hook.as_ref().map(|hook| {
             let device = hook.device.clone().unwrap_or_default();
             (hook.point.number(), hook.priority.cast_unsigned(), device, 0)
         }),
     };
-    compare(&format!("chain {name}"), &Some(meant), &find_chain(family, name)?)?;
+    compare(&format!("chain {name}"), &Some(meant), &find_chain(table, name)?)?;
     let what = format!("read the rules of the chain {name}");
-    let found = ask(&get_rules(family, name), &what, |body| Some(Held::of_message(body)))?;
+    let found = ask(&get_rules(table, name), &what, |body| Some(Held::of_message(body)))?;
     let mut found = found.iter();
     for (n, rule) in chain.rules.iter().enumerate() {
         let comment = rule.comment.as_deref().map(userdata).unwrap_or_default();

@@ -126,6 +126,11 @@ pub(crate) fn counted(body: &[u8]) -> Option<(String, u64, u64)> {
     Some((comment, u64_of(attribute(counter, 2)?)?, u64_of(attribute(counter, 1)?)?))
 }
 
+/// The name in the body of a message about a table.
+pub(crate) fn table_name(body: &[u8]) -> Option<String> {
+    attribute(body.get(4..)?, 1).map(text)
+}
+
 /// A chain as the kernel holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeldChain {
@@ -189,14 +194,14 @@ mod tests {
     use super::*;
     use crate::fence::encode::{Batch, Kind, expressions, userdata};
     use crate::fence::layout::{SlotFence, slot};
-    use crate::fence::rule::Family;
 
     #[test]
     fn what_is_encoded_decodes_to_the_same_rules() {
         let at = policy::Slot::new(9).expect("in range");
-        let chains = slot(at, &SlotFence::new(5));
+        let table = slot(at, &SlotFence::new(5));
+        let chains = &table.chains;
         let mut batch = Batch::default();
-        chains.iter().for_each(|chain| batch.add_chain(Family::Netdev, chain));
+        chains.iter().for_each(|chain| batch.add_chain(&table.id, chain));
         let (bytes, last, operations) = batch.finish();
         let sent: Vec<Message<'_>> = messages(&bytes).collect();
         assert_eq!(sent.len(), operations.len() + 1, "each operation, and the end of the batch");

@@ -5,7 +5,7 @@
 use std::net::Ipv4Addr;
 
 use crate::fence::field::{Field, Load};
-use crate::fence::rule::{Chain, Expr, Family, Hook, Point, Rule, Set};
+use crate::fence::rule::{Chain, Expr, Family, Hook, Point, Rule, Set, TableId};
 
 /// Flags of a request (`linux/netlink.h`).
 pub(crate) const NLM_F_REQUEST: u16 = 0x001;
@@ -17,9 +17,6 @@ const NLM_F_APPEND: u16 = 0x800;
 const NFTABLES: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-
-/// The name of each of our tables.
-pub(crate) const TABLE: &str = "postern";
 
 /// The register everything is loaded to; the second is only for the port of a diversion.
 const REG_1: u32 = 1;
@@ -34,6 +31,7 @@ const JUMP: i32 = -3;
 #[repr(u16)]
 pub(crate) enum Kind {
     NewTable = 0,
+    GetTable = 1,
     DelTable = 2,
     NewChain = 3,
     GetChain = 4,
@@ -124,36 +122,36 @@ impl Batch {
         &mut self,
         kind: Kind,
         flags: u16,
-        family: Family,
+        table: &TableId,
         what: String,
         fill: impl FnOnce(&mut Attributes),
     ) {
         let mut attributes = Attributes::default();
         fill(&mut attributes);
-        self.messages.push((kind, flags, family, attributes));
+        self.messages.push((kind, flags, table.family, attributes));
         self.operations.push(what);
     }
 
-    pub(crate) fn add_table(&mut self, family: Family) {
-        let what = format!("add the {family} table");
-        self.push(Kind::NewTable, NLM_F_CREATE, family, what, |table| {
-            table.text(1, TABLE);
-            table.number(2, 0);
+    pub(crate) fn add_table(&mut self, table: &TableId) {
+        let what = format!("add the table {table}");
+        self.push(Kind::NewTable, NLM_F_CREATE, table, what, |new| {
+            new.text(1, &table.name);
+            new.number(2, 0);
         });
     }
 
-    pub(crate) fn delete_table(&mut self, family: Family) {
-        let what = format!("delete the {family} table");
-        self.push(Kind::DelTable, 0, family, what, |table| table.text(1, TABLE));
+    pub(crate) fn delete_table(&mut self, table: &TableId) {
+        let what = format!("delete the table {table}");
+        self.push(Kind::DelTable, 0, table, what, |gone| gone.text(1, &table.name));
     }
 
-    pub(crate) fn add_set(&mut self, family: Family, set: &Set) {
+    pub(crate) fn add_set(&mut self, table: &TableId, set: &Set) {
         let what = format!("add the set {}", set.name);
-        self.push(Kind::NewSet, NLM_F_CREATE, family, what, |new| {
+        self.push(Kind::NewSet, NLM_F_CREATE, table, what, |new| {
             const IPV4_ADDR: u32 = 7;
             const INTERVAL: u32 = 4;
             const KEY_IS_BIG_ENDIAN: [u8; 6] = [0, 4, 2, 0, 0, 0];
-            new.text(1, TABLE);
+            new.text(1, &table.name);
             new.text(2, set.name);
             new.number(3, INTERVAL);
             new.number(4, IPV4_ADDR);
@@ -162,13 +160,13 @@ impl Batch {
             new.put(13, &KEY_IS_BIG_ENDIAN);
         });
         let what = format!("empty the set {}", set.name);
-        self.push(Kind::DelElements, 0, family, what, |gone| {
-            gone.text(1, TABLE);
+        self.push(Kind::DelElements, 0, table, what, |gone| {
+            gone.text(1, &table.name);
             gone.text(2, set.name);
         });
         let what = format!("fill the set {}", set.name);
-        self.push(Kind::NewElements, NLM_F_CREATE, family, what, |new| {
-            new.text(1, TABLE);
+        self.push(Kind::NewElements, NLM_F_CREATE, table, what, |new| {
+            new.text(1, &table.name);
             new.text(2, set.name);
             new.nest(3, |list| {
                 for (bound, is_end) in bounds(set) {
@@ -181,10 +179,10 @@ impl Batch {
         });
     }
 
-    pub(crate) fn add_chain(&mut self, family: Family, chain: &Chain) {
+    pub(crate) fn add_chain(&mut self, table: &TableId, chain: &Chain) {
         let what = format!("add the chain {}", chain.name);
-        self.push(Kind::NewChain, NLM_F_CREATE, family, what, |new| {
-            new.text(1, TABLE);
+        self.push(Kind::NewChain, NLM_F_CREATE, table, what, |new| {
+            new.text(1, &table.name);
             new.text(3, &chain.name);
             if let Some(hook) = &chain.hook {
                 new.nest(4, |nest| put_hook(nest, hook));
@@ -194,8 +192,8 @@ impl Batch {
         });
         for (n, rule) in chain.rules.iter().enumerate() {
             let what = format!("add rule {n} to the chain {}: {rule}", chain.name);
-            self.push(Kind::NewRule, NLM_F_CREATE | NLM_F_APPEND, family, what, |new| {
-                new.text(1, TABLE);
+            self.push(Kind::NewRule, NLM_F_CREATE | NLM_F_APPEND, table, what, |new| {
+                new.text(1, &table.name);
                 new.text(2, &chain.name);
                 new.put(4, &expressions(rule));
                 if let Some(comment) = &rule.comment {
@@ -205,10 +203,10 @@ impl Batch {
         }
     }
 
-    pub(crate) fn delete_chain(&mut self, family: Family, name: &str) {
+    pub(crate) fn delete_chain(&mut self, table: &TableId, name: &str) {
         let what = format!("delete the chain {name}");
-        self.push(Kind::DelChain, 0, family, what, |gone| {
-            gone.text(1, TABLE);
+        self.push(Kind::DelChain, 0, table, what, |gone| {
+            gone.text(1, &table.name);
             gone.text(3, name);
         });
     }
@@ -234,28 +232,36 @@ impl Batch {
     }
 }
 
-/// Asks for the chains of a family, or for one of them.
-pub(crate) fn get_chains(family: Family, name: Option<&str>) -> Vec<u8> {
-    query(Kind::GetChain, family, name.is_none(), |get| {
-        if let Some(name) = name {
-            get.text(1, TABLE);
-            get.text(3, name);
-        }
+/// Asks for the tables of a family.
+pub(crate) fn get_tables(family: Family) -> Vec<u8> {
+    query(Kind::GetTable, family, true, |_| {})
+}
+
+/// Asks for the chains of a family.
+pub(crate) fn get_chains(family: Family) -> Vec<u8> {
+    query(Kind::GetChain, family, true, |_| {})
+}
+
+/// Asks for one chain.
+pub(crate) fn get_chain(table: &TableId, name: &str) -> Vec<u8> {
+    query(Kind::GetChain, table.family, false, |get| {
+        get.text(1, &table.name);
+        get.text(3, name);
     })
 }
 
 /// Asks for the rules of one chain, in order.
-pub(crate) fn get_rules(family: Family, chain: &str) -> Vec<u8> {
-    query(Kind::GetRule, family, true, |get| {
-        get.text(1, TABLE);
+pub(crate) fn get_rules(table: &TableId, chain: &str) -> Vec<u8> {
+    query(Kind::GetRule, table.family, true, |get| {
+        get.text(1, &table.name);
         get.text(2, chain);
     })
 }
 
 /// Asks for the elements of one set.
-pub(crate) fn get_elements(family: Family, set: &str) -> Vec<u8> {
-    query(Kind::GetElements, family, true, |get| {
-        get.text(1, TABLE);
+pub(crate) fn get_elements(table: &TableId, set: &str) -> Vec<u8> {
+    query(Kind::GetElements, table.family, true, |get| {
+        get.text(1, &table.name);
         get.text(2, set);
     })
 }

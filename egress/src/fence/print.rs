@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter, Write};
 use std::net::Ipv4Addr;
 
 use crate::fence::field::{ARPHRD_ETHER, Field, Shown};
-use crate::fence::rule::{Chain, Expr, Family, Hook, Point, Rule, Ruleset, Set, Table};
+use crate::fence::rule::{Chain, Expr, Family, Hook, Point, Rule, Ruleset, Set, Table, TableId};
 
 impl Display for Ruleset {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -14,7 +14,7 @@ impl Display for Ruleset {
 
 impl Display for Table {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "table {} postern {{", self.family)?;
+        writeln!(f, "table {} {{", self.id)?;
         for (n, set) in self.sets.iter().enumerate() {
             write!(f, "{}{set}", if n > 0 { "\n" } else { "" })?;
         }
@@ -22,6 +22,12 @@ impl Display for Table {
             write!(f, "{}{chain}", if n + self.sets.len() > 0 { "\n" } else { "" })?;
         }
         writeln!(f, "}}")
+    }
+}
+
+impl Display for TableId {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.family, self.name)
     }
 }
 

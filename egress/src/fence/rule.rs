@@ -12,15 +12,24 @@ pub struct Ruleset(pub Vec<Table>);
 /// One table of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Its family.
-    pub family: Family,
+    /// Which it is.
+    pub id: TableId,
     /// Its sets.
     pub sets: Vec<Set>,
     /// Its chains; one that is jumped to stands before the one that jumps.
     pub chains: Vec<Chain>,
 }
 
-/// The families we have a table in; each is called `postern`.
+/// A table's family and name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableId {
+    /// Its family.
+    pub family: Family,
+    /// Its name in that family.
+    pub name: String,
+}
+
+/// The families we have tables in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4 and IPv6.
