@@ -103,3 +103,88 @@ impl External {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::time::Instant;
+
+    use policy::Slot;
+
+    use super::*;
+
+    fn machine(run_dir: &Path) -> Machine {
+        let none = Path::new("/nonexistent");
+        Machine {
+            name: "demo".parse().expect("a name"),
+            tenant: "acme".parse().expect("a name"),
+            slot: Slot::new(3).expect("in range"),
+            memory_mib: 256,
+            vcpus: 1,
+            kernel: none.into(),
+            initrd: none.into(),
+            cmdline: String::new(),
+            base: none.into(),
+            disk: none.into(),
+            run_dir: run_dir.into(),
+            uid: 64_003,
+        }
+    }
+
+    fn external(on_create: &[&str], limit: Duration) -> External {
+        let on_create = on_create.iter().map(|&word| word.to_owned()).collect();
+        let hooks = Hooks { on_create, limit, ..Hooks::default() };
+        External { netns: "postern".to_owned(), hooks }
+    }
+
+    fn tap() -> OwnedFd {
+        File::open("/dev/null").expect("there").into()
+    }
+
+    #[tokio::test]
+    async fn a_hook_learns_whose_tap_it_is_and_nothing_of_our_environment() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let out = dir.path().join("env");
+        let script = format!("env | sort >{}", out.display());
+        let driver = external(&["sh", "-c", &script], Duration::from_secs(10));
+        let process = driver.start(&machine(dir.path()), tap()).await.expect("the hook ran");
+        assert!(process.host.is_none() && driver.is_running(&process));
+        let text = fs::read_to_string(out).expect("written");
+        for line in [
+            "POSTERN_SANDBOX=demo",
+            "POSTERN_TENANT=acme",
+            "POSTERN_TAP=pt3",
+            "POSTERN_NETNS=postern",
+            "POSTERN_GUEST_IP=169.254.100.2",
+            "POSTERN_GUEST_MAC=02:00:00:00:00:02",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} in {text}");
+        }
+        let ours = |line: &str| line.starts_with("POSTERN_") || line.starts_with("PATH=");
+        // The shell adds these two itself.
+        let shell = |line: &str| line.starts_with("PWD=") || line.starts_with("_=");
+        assert!(text.lines().all(|line| ours(line) || shell(line)), "{text}");
+        driver.stop(&process).await.expect("no hook is no failure");
+    }
+
+    #[tokio::test]
+    async fn a_hook_that_fails_tells_its_last_words() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let driver = external(&["sh", "-c", "echo no room >&2; exit 4"], Duration::from_secs(10));
+        let error = driver.start(&machine(dir.path()), tap()).await.expect_err("it failed");
+        assert!(error.to_string().contains("no room"), "{error}");
+        let driver = external(&["/no/such/hook"], Duration::from_secs(10));
+        let error = driver.start(&machine(dir.path()), tap()).await.expect_err("it is not there");
+        assert!(matches!(error, Error::Program { .. }));
+    }
+
+    #[tokio::test]
+    async fn a_hook_that_hangs_is_killed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let driver = external(&["sleep", "1000"], Duration::from_millis(100));
+        let start = Instant::now();
+        let error = driver.start(&machine(dir.path()), tap()).await.expect_err("it hangs");
+        assert!(matches!(error, Error::Slow { .. }));
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+}

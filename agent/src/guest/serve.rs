@@ -5,6 +5,8 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
 
+use nix::sys::signal::SigSet;
+
 use crate::cmdline::Cmdline;
 use crate::session;
 
@@ -13,6 +15,8 @@ const CONNECTIONS: usize = 64;
 
 /// Serves for as long as the guest lives.
 pub(crate) fn run() -> io::Result<()> {
+    // Process 1 blocks signals for itself, and a mask is inherited: commands must not have it.
+    SigSet::all().thread_unblock()?;
     let cmdline = Cmdline::read()?;
     let listener = TcpListener::bind((cmdline.address, cmdline.port))?;
     let places = Arc::new(());

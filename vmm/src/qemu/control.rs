@@ -26,12 +26,10 @@ pub(super) async fn power_down(socket: &Path, pid: u32) -> Result<(), Error> {
         .map_err(|source| Error::Control { act: "press the power button", pid, source })
 }
 
-/// Returns when QEMU greets, which it does when its machine is made.
-pub(super) async fn greeting(socket: &Path) -> io::Result<()> {
-    let stream = UnixStream::connect(socket).await?;
-    let line = BufReader::new(stream.take(BYTES)).lines().next_line().await?;
-    let said: Value = serde_json::from_str(&line.unwrap_or_default())?;
-    said.get("QMP").map(drop).ok_or_else(|| io::Error::other("no greeting"))
+/// Returns when the machine is made. The greeting alone says too little: it comes from another
+/// thread, perhaps before QEMU has found the disk unreadable.
+pub(super) async fn ready(socket: &Path) -> io::Result<()> {
+    execute(socket, "query-status").await
 }
 
 async fn execute(socket: &Path, command: &str) -> io::Result<()> {

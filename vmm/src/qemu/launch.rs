@@ -20,18 +20,21 @@ use crate::hypervisor::{HostProcess, Machine, Process, stat};
 use crate::qemu::accel::Accel;
 use crate::qemu::{command, control, file};
 
-/// How long QEMU may take to its greeting on a busy host.
+/// How long QEMU may take to make its machine on a busy host.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Bytes a file of the process may grow beyond the size of its disk.
 const SLACK: u64 = 64 << 20;
 
-/// Arguments: blocks of 512 bytes, control groups, `--`, command. Joining a group before becoming
-/// the hypervisor leaves no page uncounted; no core dump may hold a guest's memory; the kernel takes
-/// a guest before the daemon when memory is short.
+/// Arguments: KiB, control groups, `--`, command. Descriptors the daemon itself inherited are closed;
+/// joining a group before becoming the hypervisor leaves no page uncounted; no core dump may hold a
+/// guest's memory; when memory is short the kernel takes a guest before the daemon. Bash, because
+/// other shells cannot close a descriptor beyond 9.
 const STEP_DOWN: &str = r#"set -eu
-ulimit -c 0
-ulimit -n 256
-ulimit -f "$1"
+for fd in /proc/self/fd/*; do
+    fd=${fd##*/}
+    if ((fd > 9)); then exec {fd}>&-; fi
+done
+ulimit -c 0 -n 256 -f "$1"
 shift
 while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs"; shift; done
 shift
@@ -65,8 +68,8 @@ pub(super) async fn launch(
     let failed = |source| Error::Program { program: program(), source };
     let log = machine.run_dir.join("qemu.log");
     let mut child = {
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", STEP_DOWN, "sh", &file_limit(&machine.base)?.to_string()]);
+        let mut command = Command::new("bash");
+        command.args(["-c", STEP_DOWN, "bash", &file_limit(&machine.base)?.to_string()]);
         command.args(groups).arg("--").arg("setsid").args(user(machine.uid, accel)).args(&argv);
         let log = create(&log)?;
         command
@@ -82,11 +85,11 @@ pub(super) async fn launch(
     };
     let started = identify(&child, marker, groups).ok_or(());
     let socket = control_socket(machine);
-    let greeted = tokio::select! {
-        greeting = timeout(LIMIT, control::greeting(&socket)) => Some(greeting),
+    let ready = tokio::select! {
+        ready = timeout(LIMIT, control::ready(&socket)) => Some(ready),
         _ended = child.wait() => None,
     };
-    match (started, greeted) {
+    match (started, ready) {
         (Ok(host), Some(Ok(Ok(())))) => {
             reap(child, host.pid);
             Ok(host)
@@ -159,7 +162,7 @@ fn mappings(given: Given) -> Vec<FdMapping> {
 /// No file of the process grows beyond its disk, whatever a guest that broke out of QEMU writes.
 fn file_limit(base: &Path) -> Result<u64, Error> {
     let size = fs::metadata(base).map_err(|source| file("look at", base, source))?.len();
-    Ok((size + size / 64 + SLACK) / 512)
+    Ok((size + size / 64 + SLACK) / 1024)
 }
 
 fn create(log: &Path) -> Result<File, Error> {
