@@ -77,15 +77,29 @@ pub fn connect(to: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
 /// Connects, sends `pieces` one segment each, reads until the end or until `limit` after the last.
 ///
 /// # Panics
-/// When it cannot connect: whoever refuses, refuses after the first flight or with a reset.
+/// When it cannot connect, but for a refusal: that is an answer like any other.
 #[must_use]
 pub fn exchange(to: SocketAddr, pieces: &[&[u8]], limit: Duration) -> Reply {
+    exchange_until(to, pieces, limit, |_| false)
+}
+
+/// The same, but it stops to read as soon as the reply so far is `enough`.
+///
+/// # Panics
+/// As [`exchange`].
+#[must_use]
+pub fn exchange_until(
+    to: SocketAddr,
+    pieces: &[&[u8]],
+    limit: Duration,
+    enough: impl Fn(&[u8]) -> bool,
+) -> Reply {
     let start = Instant::now();
+    let mut bytes = Vec::new();
     let mut stream = match connect(to, PATIENT) {
         Ok(stream) => stream,
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            return Reply { bytes: Vec::new(), end: End::Reset, took: start.elapsed() };
-        }
+        // A reset may be faster than the end of the handshake is noticed.
+        Err(e) if refused(&e) => return Reply { bytes, end: End::Reset, took: start.elapsed() },
         Err(e) => panic!("connect to {to}: {e}"),
     };
     let start = Instant::now();
@@ -94,9 +108,12 @@ pub fn exchange(to: SocketAddr, pieces: &[&[u8]], limit: Duration) -> Reply {
             break;
         }
     }
-    let mut bytes = Vec::new();
-    let end = read_to_end(&mut stream, &mut bytes, limit);
+    let end = read_until(&mut stream, &mut bytes, limit, enough);
     Reply { bytes, end, took: start.elapsed() }
+}
+
+fn refused(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
 }
 
 /// Reads until the end, or until `limit` has passed.
@@ -104,9 +121,18 @@ pub fn exchange(to: SocketAddr, pieces: &[&[u8]], limit: Duration) -> Reply {
 /// # Panics
 /// When the socket refuses a read timeout.
 pub fn read_to_end(stream: &mut TcpStream, bytes: &mut Vec<u8>, limit: Duration) -> End {
+    read_until(stream, bytes, limit, |_| false)
+}
+
+fn read_until(
+    stream: &mut TcpStream,
+    bytes: &mut Vec<u8>,
+    limit: Duration,
+    enough: impl Fn(&[u8]) -> bool,
+) -> End {
     let deadline = Instant::now() + limit;
     let mut buffer = vec![0; 1 << 16];
-    loop {
+    while !enough(bytes) {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return End::Open;
@@ -120,6 +146,7 @@ pub fn read_to_end(stream: &mut TcpStream, bytes: &mut Vec<u8>, limit: Duration)
             Err(_) => return End::Open,
         }
     }
+    End::Open
 }
 
 /// A TLS client and the connection it will speak on.

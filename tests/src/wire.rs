@@ -31,6 +31,8 @@ pub struct Seen {
     pub protocol: Option<u8>,
     /// Source and destination port of TCP and UDP.
     pub ports: Option<(u16, u16)>,
+    /// Whether it is a TCP reset.
+    pub reset: bool,
     /// Length of the frame in bytes.
     pub length: usize,
 }
@@ -48,6 +50,7 @@ impl Seen {
             addresses: None,
             protocol: None,
             ports: None,
+            reset: false,
             length: frame.len(),
         };
         let Ok(packet) = LaxSlicedPacket::from_ethernet(frame) else { return Some(seen) };
@@ -71,6 +74,7 @@ impl Seen {
             Some(TransportSlice::Udp(udp)) => Some((udp.source_port(), udp.destination_port())),
             _ => None,
         };
+        seen.reset = matches!(&packet.transport, Some(TransportSlice::Tcp(tcp)) if tcp.rst());
         Some(seen)
     }
 

@@ -295,12 +295,7 @@ impl World {
     ///
     /// # Panics
     /// When there is none in time.
-    pub fn event_that(
-        &self,
-        sandbox: &str,
-        what: &str,
-        wanted: impl Fn(&Value) -> bool,
-    ) -> Value {
+    pub fn event_that(&self, sandbox: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         eventually(&format!("a record of {sandbox} {what}"), Duration::from_secs(10), || {
             self.events(sandbox).into_iter().find(&wanted)
         })

@@ -94,13 +94,13 @@ fn an_address_goes_out_by_a_rule_that_names_the_address() {
     let guest = world.guest(&format!("[[rule]]\nallow = [\"{}\"]\nports = [7]\n", named.ip));
     let reply = guest.run(|| {
         let mut stream = client::connect(named.at(port::ECHO), PATIENT).expect("connect");
-        stream.write_all(b"hello").expect("write");
-        let mut reply = [0; 5];
+        stream.write_all(b"hello\r\n").expect("write");
+        let mut reply = [0; 7];
         stream.read_exact(&mut reply).map(|()| reply)
     });
-    assert_eq!(&reply.expect("an echo"), b"hello");
+    assert_eq!(&reply.expect("an echo"), b"hello\r\n");
     let refused =
-        guest.run(|| client::exchange(other.at(port::ECHO), &[b"hello"], client::AT_ONCE));
+        guest.run(|| client::exchange(other.at(port::ECHO), &[b"hello\r\n"], client::AT_ONCE));
     assert_eq!(refused.end, End::Reset);
     assert_eq!(world.sent_to(other.ip), []);
 }

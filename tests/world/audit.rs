@@ -55,16 +55,13 @@ fn a_change_of_policy_is_in_the_audit_with_who_made_it() {
     let world = World::shared();
     let guest = world.guest("");
     assert_eq!(guest.set_policy("default = \"allow\"\n").status, 200);
-    let records = eventually("a control record", PATIENT, || {
-        let records = world.records(&format!("sandbox={}&kind=control", guest.name));
-        records
-            .iter()
-            .any(|record| record["detail"].as_str().is_some_and(|d| d.contains("policy")))
-            .then_some(records)
+    let record = world.event_that(&guest.name, "about its policy", |record| {
+        record["kind"] == "control"
+            && record["detail"].as_str().is_some_and(|detail| detail.starts_with("policy set"))
     });
     assert!(
-        records.iter().all(|r| r["detail"].as_str().is_some_and(|d| d.contains("uid=0"))),
-        "{records:?}"
+        record["detail"].as_str().is_some_and(|detail| detail.contains("by uid=0")),
+        "{record}"
     );
 }
 

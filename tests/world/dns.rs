@@ -27,7 +27,7 @@ fn a_denied_name_is_nxdomain_with_the_reason_and_is_not_asked_upstream() {
         assert_eq!((code, text.contains("postern:no-rule")), (17, true), "{text}");
     }
     let told = ask(&guest, &api.name, RecordType::A);
-    assert_eq!(client::addresses(&told), [api.ip]);
+    assert_eq!(client::addresses(&told), [api.ip], "{told}");
     assert_eq!(world.names.asked(&sink.name), []);
     assert_ne!(world.names.asked(&api.name), [], "control");
     guest.event(&[("kind", "dns"), ("outcome", "deny"), ("code", "no-rule"), ("name", &sink.name)]);

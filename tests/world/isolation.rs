@@ -49,10 +49,10 @@ fn a_guest_reaches_no_service_of_the_host() {
     let host_on_link = Ipv4Addr::new(93, 184, 216, 1);
     for address in [EGRESS, HOST, GATEWAY_IP, host_on_link] {
         let reply =
-            guest.run(|| client::exchange((address, HOST_SERVICE).into(), &[b"x"], PATIENT));
+            guest.run(|| client::exchange((address, HOST_SERVICE).into(), &[b"x\r\n"], PATIENT));
         assert_eq!((reply.end, reply.text()), (End::Reset, String::new()), "{address}");
         world.names.set_turns(&trap.name, 0, vec![vec![address.into()]]);
-        let reply = guest.run(|| client::exchange(trap.at(HOST_SERVICE), &[b"x"], PATIENT));
+        let reply = guest.run(|| client::exchange(trap.at(HOST_SERVICE), &[b"x\r\n"], PATIENT));
         assert_eq!((reply.end, reply.text()), (End::Reset, String::new()), "{address} by name");
     }
     let loopback = (Ipv4Addr::LOCALHOST, HOST_SERVICE).into();

@@ -19,10 +19,10 @@ fn a_guest_at_its_limit_of_flows_is_refused_more_and_others_are_not() {
         (0..FLOWS).map(connect).collect::<Vec<_>>()
     });
     for stream in &mut held {
-        let mut reply = [0];
-        stream.write_all(b"x").and_then(|()| stream.read_exact(&mut reply)).expect("an echo");
+        let mut reply = [0; 3];
+        stream.write_all(b"x\r\n").and_then(|()| stream.read_exact(&mut reply)).expect("an echo");
     }
-    let refused = greedy.run(|| client::exchange(echo.at(port::ECHO), &[b"x"], PATIENT));
+    let refused = greedy.run(|| client::exchange(echo.at(port::ECHO), &[b"x\r\n"], PATIENT));
     assert_eq!((refused.end, refused.bytes.len()), (End::Reset, 0), "{refused:?}");
     assert!(refused.took < client::AT_ONCE);
     greedy.event(&[("outcome", "deny"), ("code", "limit")]);
@@ -30,7 +30,7 @@ fn a_guest_at_its_limit_of_flows_is_refused_more_and_others_are_not() {
     held.pop();
     world::poll::eventually("a place is free again", PATIENT, || {
         let reply =
-            greedy.run(|| client::exchange(echo.at(port::ECHO), &[b"x"], client::AT_ONCE / 4));
-        (reply.bytes == b"x").then_some(())
+            greedy.run(|| client::exchange(echo.at(port::ECHO), &[b"x\r\n"], client::AT_ONCE / 4));
+        (reply.bytes == b"x\r\n").then_some(())
     });
 }
