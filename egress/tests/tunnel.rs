@@ -128,6 +128,7 @@ async fn fill(stream: &mut TcpStream) -> usize {
     sent
 }
 
+/// Promise 14.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_byte_arrives_in_order_both_ways() {
     let sizes = [0, 1, 65_535, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 5_000_000];
@@ -154,6 +155,7 @@ async fn every_byte_arrives_in_order_both_ways() {
     }
 }
 
+/// Promise 14.
 #[tokio::test]
 async fn a_half_close_passes_and_the_other_direction_goes_on() {
     for (guest_first, size) in [(true, 10), (true, 3_000_000), (false, 10), (false, 3_000_000)] {
