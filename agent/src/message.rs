@@ -155,6 +155,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
         #[test]
         fn what_the_host_says_arrives(
             nanos: u64, argv: Vec<String>, env: BTreeMap<String, String>, cwd: Option<String>,

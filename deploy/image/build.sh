@@ -42,7 +42,7 @@ trap 'rm -rf --one-file-system "$work"' EXIT
 target=x86_64-unknown-linux-gnu
 say "agent: building"
 (cd "$source_dir" && RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" \
-    cargo build --quiet --locked --release --package agent --bin postern-guest --target "$target")
+    cargo build --quiet --release --package agent --bin postern-guest --target "$target")
 agent=${CARGO_TARGET_DIR:-$source_dir/target}/$target/release/postern-guest
 
 # The kernel.

@@ -16,7 +16,8 @@ use crate::error::Error;
 /// Runs machines.
 pub trait Hypervisor: Send + Sync {
     /// Starts the machine on its tap and returns when its process runs; the guest is still booting.
-    /// What was made before a failure is unmade.
+    /// What was made before a failure is unmade. Await it to its end: dropped half way it may leave a
+    /// process that nobody was told of.
     fn start(
         &self,
         machine: &Machine,
@@ -115,7 +116,8 @@ impl Process {
         }
     }
 
-    /// The log of the guest's console; the part before it is in `console.log.1`.
+    /// The log of the guest's console; the part before it is in `console.log.1`. Raw bytes of the
+    /// guest: escape them before showing them on a terminal.
     #[must_use]
     pub fn console_log(&self) -> PathBuf {
         self.run_dir.join("console.log")
@@ -134,34 +136,43 @@ impl Process {
     }
 }
 
-/// A process of this host that cannot be confused with another one.
+/// A process of this host that cannot be confused with another one. All of it is the kernel's word:
+/// a process that a guest broke out into can rewrite its command line, and must not pass for dead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostProcess {
     /// Its id.
     pub pid: u32,
     /// When it started, in clock ticks since the host's boot (proc(5), `stat` field 22).
     pub start_time: u64,
-    /// A UUID on its command line that no other process carries.
-    pub marker: String,
+    /// Which boot of the host that was.
+    pub boot_id: String,
     /// The control groups made for it.
     pub groups: Vec<PathBuf>,
 }
 
 impl HostProcess {
-    /// Whether it is alive: same id, same start, our marker, and not a zombie.
+    /// The process with this id now.
+    pub(crate) fn identify(pid: u32, groups: Vec<PathBuf>) -> Option<Self> {
+        let (_, start_time) = stat(pid)?;
+        Some(Self { pid, start_time, boot_id: boot_id()?, groups })
+    }
+
+    /// Whether it is alive: same id, same start, same boot, and not a zombie.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        let Some((state, start_time)) = stat(self.pid) else { return false };
-        if start_time != self.start_time || matches!(state, 'Z' | 'X') {
-            return false;
-        }
-        let words = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
-        words.split(|byte| *byte == 0).any(|word| word == self.marker.as_bytes())
+        let same =
+            |(state, start_time)| start_time == self.start_time && !matches!(state, 'Z' | 'X');
+        stat(self.pid).is_some_and(same) && boot_id().as_ref() == Some(&self.boot_id)
     }
 }
 
+fn boot_id() -> Option<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(text.trim().to_owned())
+}
+
 /// State and start time of a process, from `/proc/<pid>/stat`.
-pub(crate) fn stat(pid: u32) -> Option<(char, u64)> {
+fn stat(pid: u32) -> Option<(char, u64)> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
@@ -187,14 +198,11 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_itself_only_with_its_start_time_and_marker() {
-        let pid = std::process::id();
-        let (_, start_time) = stat(pid).expect("we run");
-        let marker = std::env::args().next().expect("a name");
-        let me = HostProcess { pid, start_time, marker, groups: Vec::new() };
+    fn a_process_is_itself_only_with_its_start_time_and_boot() {
+        let me = HostProcess::identify(std::process::id(), Vec::new()).expect("we run");
         assert!(me.is_alive());
-        assert!(!HostProcess { start_time: start_time + 1, ..me.clone() }.is_alive());
-        assert!(!HostProcess { marker: "another".into(), ..me.clone() }.is_alive());
+        assert!(!HostProcess { start_time: me.start_time + 1, ..me.clone() }.is_alive());
+        assert!(!HostProcess { boot_id: "another".into(), ..me.clone() }.is_alive());
         assert!(!HostProcess { pid: u32::MAX, ..me }.is_alive());
     }
 }

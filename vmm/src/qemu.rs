@@ -83,7 +83,6 @@ impl Hypervisor for Qemu {
         let accel = self.accel().await.accel;
         make_dir(&machine.run_dir)?;
         disk::make_overlay(&machine.base, &machine.disk).await?;
-        let marker = read_trimmed(Path::new("/proc/sys/kernel/random/uuid"))?;
         let mut process = Process::new(DriverName::Qemu, machine, None);
         let given = launch::Given {
             tap,
@@ -95,8 +94,8 @@ impl Hypervisor for Qemu {
             initrd: disk::open(&machine.initrd, false)?,
         };
         let groups = cgroup::create(&machine.name, cgroup::Limits::of(machine))?;
-        let argv = command::argv(&self.binary, machine, accel, &marker);
-        let started = launch::launch(argv, machine, accel, &groups, given, marker);
+        let argv = command::argv(&self.binary, machine, accel);
+        let started = launch::launch(argv, machine, accel, &groups, given);
         let host = started.await.inspect_err(|_| {
             cgroup::remove(&groups);
             remove_sockets(&process);
@@ -206,11 +205,6 @@ fn make_dir(path: &Path) -> Result<(), Error> {
         fs::set_permissions(path, fs::Permissions::from_mode(0o700))
     };
     make().map_err(|source| file("make", path, source))
-}
-
-fn read_trimmed(path: &Path) -> Result<String, Error> {
-    let text = fs::read_to_string(path).map_err(|source| file("read", path, source))?;
-    Ok(text.trim().to_owned())
 }
 
 fn file(act: &'static str, path: &Path, source: io::Error) -> Error {

@@ -1,7 +1,8 @@
 //! The guest's disk: a private overlay over the image's root, which is never written.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions, Permissions};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use tokio::process::Command;
@@ -23,7 +24,9 @@ pub(super) async fn make_overlay(base: &Path, overlay: &Path) -> Result<(), Erro
         .await
         .map_err(|source| Error::Program { program: program(), source })?;
     if output.status.success() {
-        return Ok(());
+        // Nobody but us opens a guest's disk; its process gets it open.
+        return fs::set_permissions(overlay, Permissions::from_mode(0o600))
+            .map_err(|source| file("protect", overlay, source));
     }
     Err(Error::Failed { program: program(), said: said(Some(output.status), &output.stderr) })
 }

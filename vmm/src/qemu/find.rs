@@ -6,7 +6,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use crate::cgroup;
-use crate::hypervisor::{DriverName, HostProcess, Machine, Process, stat};
+use crate::hypervisor::{DriverName, HostProcess, Machine, Process};
+use crate::qemu::command::guest_name;
 
 /// The process of this machine, if one runs.
 pub(super) fn find(machine: &Machine) -> Option<Process> {
@@ -18,26 +19,15 @@ pub(super) fn find(machine: &Machine) -> Option<Process> {
 
 fn identify(machine: &Machine, pid: u32) -> Option<HostProcess> {
     let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
-    if owner != machine.uid {
-        return None;
-    }
     let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let marker = marker(&words, &format!("postern-{}", machine.name))?;
-    let (_, start_time) = stat(pid)?;
-    Some(HostProcess { pid, start_time, marker, groups: cgroup::existing(&machine.name) })
+    let ours = owner == machine.uid && is_named(&words, &guest_name(&machine.name));
+    ours.then(|| HostProcess::identify(pid, cgroup::existing(&machine.name))).flatten()
 }
 
-/// The value of `-uuid` on a command line whose `-name` is this.
-fn marker(cmdline: &[u8], name: &str) -> Option<String> {
-    let words: Vec<&[u8]> = cmdline.split(|byte| *byte == 0).collect();
-    let value = |option: &str| {
-        let at = words.iter().position(|word| *word == option.as_bytes())?;
-        words.get(at + 1).copied()
-    };
-    if value("-name")? != name.as_bytes() {
-        return None;
-    }
-    String::from_utf8(value("-uuid")?.to_vec()).ok()
+/// Whether the value of `-name` on this command line is this.
+fn is_named(cmdline: &[u8], name: &str) -> bool {
+    let mut words = cmdline.split(|byte| *byte == 0);
+    words.any(|word| word == b"-name") && words.next() == Some(name.as_bytes())
 }
 
 #[cfg(test)]
@@ -45,11 +35,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_named_machine_has_its_marker() {
-        let line = b"/usr/bin/qemu\0-name\0postern-a\0-uuid\x001234\0";
-        assert_eq!(marker(line, "postern-a").as_deref(), Some("1234"));
-        assert_eq!(marker(line, "postern-b"), None);
-        assert_eq!(marker(b"/usr/bin/qemu\0-name\0postern-a", "postern-a"), None);
-        assert_eq!(marker(b"", "postern-a"), None);
+    fn a_command_line_names_one_machine() {
+        let line = b"/usr/bin/qemu\0-name\0postern-a\0-m\x00256M\0";
+        assert!(is_named(line, "postern-a"));
+        assert!(!is_named(line, "postern-b") && !is_named(line, "postern"));
+        assert!(!is_named(b"/usr/bin/qemu\0postern-a\0", "postern-a"));
+        assert!(!is_named(b"", "postern-a"));
     }
 }

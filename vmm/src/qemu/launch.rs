@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::error::{Error, said};
-use crate::hypervisor::{HostProcess, Machine, Process, stat};
+use crate::hypervisor::{DriverName, HostProcess, Machine, Process};
 use crate::qemu::accel::Accel;
 use crate::qemu::{command, control, file};
 
@@ -62,7 +62,6 @@ pub(super) async fn launch(
     accel: Accel,
     groups: &[PathBuf],
     given: Given,
-    marker: String,
 ) -> Result<HostProcess, Error> {
     let program = || argv.first().map_or_else(String::new, |it| it.to_string_lossy().into_owned());
     let failed = |source| Error::Program { program: program(), source };
@@ -83,14 +82,14 @@ pub(super) async fn launch(
         // The command holds our copies of what is given: it must not outlive this block.
         command.spawn().map_err(failed)?
     };
-    let started = identify(&child, marker, groups).ok_or(());
+    let started = child.id().and_then(|pid| HostProcess::identify(pid, groups.to_vec()));
     let socket = control_socket(machine);
     let ready = tokio::select! {
         ready = timeout(LIMIT, control::ready(&socket)) => Some(ready),
         _ended = child.wait() => None,
     };
     match (started, ready) {
-        (Ok(host), Some(Ok(Ok(())))) => {
+        (Some(host), Some(Ok(Ok(())))) => {
             reap(child, host.pid);
             Ok(host)
         }
@@ -104,12 +103,6 @@ pub(super) async fn launch(
             Err(Error::Failed { program: program(), said: said(None, &words) })
         }
     }
-}
-
-fn identify(child: &Child, marker: String, groups: &[PathBuf]) -> Option<HostProcess> {
-    let pid = child.id()?;
-    let (_, start_time) = stat(pid)?;
-    Some(HostProcess { pid, start_time, marker, groups: groups.to_vec() })
 }
 
 /// Notices the end of our own child: nobody else can, and it would stay a zombie.
@@ -129,7 +122,7 @@ async fn end(mut child: Child) {
 }
 
 fn control_socket(machine: &Machine) -> PathBuf {
-    Process::new(crate::hypervisor::DriverName::Qemu, machine, None).control_socket()
+    Process::new(DriverName::Qemu, machine, None).control_socket()
 }
 
 /// Everything a superuser has is given up; a KVM guest keeps the group that may open `/dev/kvm`.
@@ -167,6 +160,6 @@ fn file_limit(base: &Path) -> Result<u64, Error> {
 
 fn create(log: &Path) -> Result<File, Error> {
     let mut options = OpenOptions::new();
-    options.create(true).write(true).truncate(true).append(false).mode(0o600);
+    options.create(true).write(true).truncate(true).mode(0o600);
     options.open(log).map_err(|source| file("write", log, source))
 }
