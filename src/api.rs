@@ -84,7 +84,6 @@ impl Api {
     }
 
     /// Everything that is served, ready to be handed to [`serve`].
-    #[must_use]
     pub fn routes(&self) -> Router {
         let (routes, _) = paths().split_for_parts();
         routes

@@ -26,7 +26,7 @@ pub async fn serve(config: Config) -> Result<(), Error> {
     let asked = asked_to_stop()?;
     let _lock = lock(&config.state_dir)?;
     let report = doctor::serviceable(&config).await;
-    for check in report.checks.iter().filter(|check| check.status != doctor::Status::Ok) {
+    for check in report.checks.iter().filter(|check| check.status == doctor::Status::Warn) {
         tracing::warn!(check = check.name, found = check.found, remedy = check.remedy, "doctor");
     }
     if let Some(unfit) = report.unfit() {
@@ -48,19 +48,24 @@ async fn guarded(
     audit: &AuditLog,
     asked: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let resolver = dns::Resolver::new(config.resolver()).map_err(Error::Resolver)?;
+    let made = fs::create_dir_all(&config.run_dir);
+    made.map_err(|source| Error::Prepare {
+        doing: "making the folder",
+        path: config.run_dir.clone(),
+        source,
+    })?;
+    let resolver = dns::Resolver::new(config.resolver()).map_err(|e| Error::Resolver(e.into()))?;
     let own = OwnAddresses::new(host::addresses().map_err(Error::Addresses)?);
     let sources = match config.egress.addresses.as_slice() {
         [] => host::sources(),
         chosen => chosen.to_vec(),
     };
-    let router =
-        egress::Router::start(config.router(), resolver, own.clone(), trail.clone())
-            .await
-            .map_err(Error::Router)?;
+    let router = egress::Router::start(config.router(), resolver, own.clone(), trail.clone())
+        .await
+        .map_err(|e| Error::Router(e.into()))?;
     let keeper = Keeper::open(config.keeper(sources), router.clone(), trail.clone())
         .await
-        .map_err(Error::Keeper)?;
+        .map_err(|e| Error::Keeper(e.into()))?;
 
     let stop = CancellationToken::new();
     let api = Api::new(config, keeper.clone(), router, audit.clone(), stop.clone());
@@ -76,13 +81,10 @@ async fn guarded(
     );
     let refreshing = tokio::spawn(refresh(own));
     let ended = stop.clone();
-    tokio::join!(
-        api::serve(listeners, api.routes(), config.api.connections, stop),
-        async move {
-            asked.await;
-            ended.cancel();
-        }
-    );
+    tokio::join!(api::serve(listeners, api.routes(), config.api.connections, stop), async move {
+        asked.await;
+        ended.cancel();
+    });
     tracing::info!("stopping; microVMs keep running");
     api.drained().await;
     refreshing.abort();

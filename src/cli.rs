@@ -52,7 +52,13 @@ struct Daemon {
     #[arg(long, global = true, env = "POSTERN_URL", value_name = "URL")]
     url: Option<Endpoint>,
     /// Bearer token for --url. Prefer the environment: arguments are visible to others.
-    #[arg(long, global = true, env = "POSTERN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    #[arg(
+        long,
+        global = true,
+        env = "POSTERN_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true
+    )]
     token: Option<String>,
 }
 

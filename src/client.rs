@@ -64,7 +64,8 @@ impl FromStr for Endpoint {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const WRONG: &str = "is not an address of a daemon; write `http://host:port`";
         let rest = text.strip_prefix("http://").ok_or(WRONG)?;
-        let authority: http::uri::Authority = rest.trim_end_matches('/').parse().map_err(|_| WRONG)?;
+        let authority: http::uri::Authority =
+            rest.trim_end_matches('/').parse().map_err(|_| WRONG)?;
         if authority.port_u16().is_none() || authority.as_str().contains('@') {
             return Err(WRONG);
         }
@@ -121,7 +122,7 @@ impl Client {
         let status = answer.status();
         let text = Answer(answer).text().await?;
         match serde_json::from_str::<ErrorBody>(&text) {
-            Ok(refusal) => Err(Error::Refused(refusal.error)),
+            Ok(refusal) => Err(refusal.error.into()),
             Err(_) => Err(Error::Answer(format!("{status} without a reason"))),
         }
     }

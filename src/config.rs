@@ -3,8 +3,9 @@
 //! The only place that reads the process environment. Never logs a value: tokens are known by
 //! their digests only.
 
-use std::collections::HashSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+mod check;
+
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use policy::TenantName;
@@ -219,7 +220,7 @@ impl Config {
         let at = path.unwrap_or(Path::new(DEFAULT_PATH));
         match std::fs::read_to_string(at) {
             Ok(text) => Self::parse(&text)
-                .map_err(|source| Error::Config { path: at.to_owned(), source }),
+                .map_err(|source| Error::Config { path: at.to_owned(), source: source.into() }),
             Err(source) if source.kind() == std::io::ErrorKind::NotFound && path.is_none() => {
                 Ok(Self::default())
             }
@@ -282,112 +283,6 @@ impl Config {
             },
         }
     }
-
-    fn check(&self) -> Result<(), Problem> {
-        self.check_api()?;
-        self.check_egress()?;
-        for (field, path) in [
-            ("state_dir", &self.state_dir),
-            ("run_dir", &self.run_dir),
-            ("api.socket", &self.api.socket),
-            ("qemu.image", &self.qemu.image),
-            ("audit.dir", &self.audit.dir),
-        ] {
-            if !path.is_absolute() {
-                let given = path.to_string_lossy();
-                return Err(Problem::invalid(field, &given, "is not an absolute path")
-                    .fix("begin it with `/`"));
-            }
-        }
-        let netns = &self.guests.netns;
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if netns.is_empty() || netns.len() > 64 || !netns.chars().all(plain) || netns.starts_with('.') {
-            return Err(Problem::invalid("guests.netns", netns, "is not a name of a namespace")
-                .fix("use up to 64 letters, digits, `-`, `_` and `.`"));
-        }
-        // Ranges: field, value, smallest, largest.
-        let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        for (field, given, least, most) in [
-            ("guests.divert_port", u64::from(self.guests.divert_port), 1024, 65_535),
-            ("guests.nflog_group", u64::from(self.guests.nflog_group), 1, 65_535),
-            ("guests.sandboxes", u64::from(self.guests.sandboxes), 1, u64::from(policy::Slot::MAX)),
-            ("guests.flows", wide(self.guests.flows), 1, 1 << 20),
-            ("api.connections", wide(self.api.connections), 1, 1 << 16),
-            ("dns.attempts", wide(self.dns.attempts), 1, 10),
-            ("dns.cache_entries", self.dns.cache_entries, 1, 1 << 24),
-            ("qemu.vcpus", u64::from(self.qemu.vcpus), 1, 32),
-            ("qemu.uid_base", u64::from(self.qemu.uid_base), 1000, 4_000_000_000),
-            ("qemu.memory", self.qemu.memory.0, 128 << 20, 64 << 30),
-            ("audit.file_size", self.audit.file_size.0, 64 << 10, 64 << 30),
-            ("audit.total_size", self.audit.total_size.0, 2 * self.audit.file_size.0, u64::MAX),
-            ("audit.queue", wide(self.audit.queue), 16, 1 << 24),
-        ] {
-            if !(least..=most).contains(&given) {
-                let problem = Problem::invalid(field, &given.to_string(), "is out of range");
-                return Err(problem.fix(format!("use {least} to {most}")));
-            }
-        }
-        for (field, span) in [
-            ("dns.timeout", self.dns.timeout),
-            ("qemu.boot_timeout", self.qemu.boot_timeout),
-            ("external.timeout", self.external.timeout),
-        ] {
-            if span.0.is_zero() || span > Span::seconds(600) {
-                return Err(Problem::invalid(field, &span.to_string(), "is out of range")
-                    .fix("use 1ms to 10m"));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_api(&self) -> Result<(), Problem> {
-        let mut names = HashSet::new();
-        let mut digests = HashSet::new();
-        for (i, token) in self.api.token.iter().enumerate() {
-            let printable = token.name.chars().all(|c| c.is_ascii_graphic());
-            if token.name.is_empty() || token.name.len() > 40 || !printable {
-                let field = format!("api.token[{i}].name");
-                return Err(Problem::invalid(field, &token.name, "is not a name of a token")
-                    .fix("use 1 to 40 printable characters without spaces"));
-            }
-            if !names.insert(&token.name) {
-                let field = format!("api.token[{i}].name");
-                return Err(Problem::invalid(field, &token.name, "is the name of another token")
-                    .fix("give each token its own name"));
-            }
-            if !digests.insert(token.sha256.0) {
-                let field = format!("api.token[{i}].sha256");
-                return Err(Problem::invalid(field, "", "is the digest of another token")
-                    .fix("make a token of its own"));
-            }
-        }
-        if let (Some(listen), true) = (self.api.listen, self.api.token.is_empty()) {
-            return Err(Problem::invalid("api.listen", &listen.to_string(), "has no token to ask for")
-                .fix("add an [[api.token]], or leave `listen` out"));
-        }
-        Ok(())
-    }
-
-    fn check_egress(&self) -> Result<(), Problem> {
-        let addresses = &self.egress.addresses;
-        for (i, address) in addresses.iter().enumerate() {
-            let field = || format!("egress.addresses[{i}]");
-            let given = address.to_string();
-            let unusable = address.is_unspecified()
-                || address.is_loopback()
-                || address.is_multicast()
-                || *address == IpAddr::V4(Ipv4Addr::BROADCAST);
-            if unusable {
-                return Err(Problem::invalid(field(), &given, "cannot be a source address")
-                    .fix("use an address of an interface with a way out"));
-            }
-            if addresses.iter().take(i).any(|other| other.is_ipv4() == address.is_ipv4()) {
-                return Err(Problem::invalid(field(), &given, "is a second one of its family")
-                    .fix("give at most one IPv4 and one IPv6 address"));
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Whether output should carry no colours, by the convention of `NO_COLOR` and `TERM=dumb`.
@@ -443,95 +338,4 @@ impl From<Digest> for String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const EXAMPLE: &str = include_str!("../deploy/postern.toml");
-
-    #[test]
-    fn the_example_is_the_defaults_and_names_every_field() {
-        assert_eq!(Config::parse(EXAMPLE).expect("as shipped"), Config::default());
-        // With the settings uncommented it must still be the defaults, field by field.
-        let setting = |line: &str| {
-            let inner = line.strip_prefix("# ").unwrap_or(line);
-            let set = inner.split_once(" = ").is_some_and(|(key, _)| {
-                key.chars().all(|c| c.is_ascii_lowercase() || "_0123456789".contains(c))
-            });
-            if set { inner.to_owned() } else { line.to_owned() }
-        };
-        let plain = EXAMPLE.split("# [[api.token]]").next().expect("the part before tokens");
-        let all: String = plain.lines().map(|line| setting(line) + "\n").collect();
-        let given: toml::Table = all.parse().expect("toml");
-        let defaults = toml::Table::try_from(Config::default()).expect("toml");
-        let rest: Config = input::toml(&all).expect("uncommented");
-        let mut expected = Config::default();
-        expected.api.listen = rest.api.listen;
-        assert_eq!(rest, expected);
-        for (name, value) in &defaults {
-            let shown = given.get(name).unwrap_or_else(|| panic!("{name} is not in the example"));
-            for key in value.as_table().into_iter().flat_map(toml::Table::keys) {
-                let known = shown.get(key).is_some() || key == "token";
-                assert!(known, "{name}.{key} is not in the example");
-            }
-        }
-    }
-
-    #[test]
-    fn the_tokens_of_the_example_are_valid_once_uncommented() {
-        let tokens = EXAMPLE.split("# [[api.token]]").nth(1).expect("an example token");
-        let text: String = tokens
-            .lines()
-            .map_while(|line| line.strip_prefix("# ").or(line.is_empty().then_some("")))
-            .map(|line| format!("{line}\n"))
-            .collect();
-        let config = Config::parse(&format!("[[api.token]]{text}")).expect("valid");
-        assert_eq!(config.api.token.len(), 1);
-    }
-
-    #[test]
-    fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
-        let token = |name: &str, tenant: &str, digit: &str| {
-            format!("[[api.token]]\nname = \"{name}\"\ntenant = \"{tenant}\"\nsha256 = \"{}\"\n", digit.repeat(64))
-        };
-        let cases: &[(String, &str, usize, &str)] = &[
-            ("nmae = 1".into(), "nmae", 1, "the keys here"),
-            ("stat_dir = \"/x\"".into(), "stat_dir", 1, "did you mean `state_dir`?"),
-            ("state_dir = \"x\"".into(), "state_dir", 1, "begin it with `/`"),
-            ("[dns]\ntimout = \"5s\"".into(), "dns.timout", 2, "did you mean `timeout`?"),
-            ("[dns]\ntimeout = \"5\"".into(), "dns.timeout", 2, "`5s`"),
-            ("[dns]\ntimeout = 5".into(), "dns.timeout", 2, "a string"),
-            ("[dns]\ntimeout = \"0s\"".into(), "dns.timeout", 2, "1ms"),
-            ("[dns]\nupstreams = [\"1.1.1.1\"]".into(), "dns.upstreams[0]", 2, "socket address"),
-            ("[dns]\nattempts = 0".into(), "dns.attempts", 2, "1 to 10"),
-            ("[egress]\naddresses = [\n\"192.0.2.1\",\n\"192.0.2.2\"]".into(), "egress.addresses[1]", 4, "at most one"),
-            ("[egress]\naddresses = [\"127.0.0.1\"]".into(), "egress.addresses[0]", 2, "way out"),
-            ("[egress]\naddresses = [\"1.2.3\"]".into(), "egress.addresses[0]", 2, "IP address"),
-            ("[guests]\nnetns = \"../x\"".into(), "guests.netns", 2, "letters"),
-            ("[guests]\ndivert_port = 80".into(), "guests.divert_port", 2, "1024"),
-            ("[qemu]\nmemory = \"1M\"".into(), "qemu.memory", 2, "134217728"),
-            ("[qemu]\nmemory = \"lots\"".into(), "qemu.memory", 2, "`256M`"),
-            ("[audit]\nfile_size = \"1G\"".into(), "audit.total_size", 0, "use"),
-            ("[log]\nformat = \"xml\"".into(), "log.format", 2, "text, json"),
-            ("[api]\nlisten = \"127.0.0.1:1\"".into(), "api.listen", 2, "[[api.token]]"),
-            (token("a b", "*", "0"), "api.token[0].name", 2, "without spaces"),
-            (token("a", "B", "0"), "api.token[0].tenant", 3, "`*`"),
-            (token("a", "b", "x"), "api.token[0].sha256", 4, "sha256sum"),
-            (token("a", "b", "0") + &token("a", "b", "1"), "api.token[1].name", 6, "own name"),
-            (token("a", "b", "0") + &token("b", "b", "0"), "api.token[1].sha256", 8, "its own"),
-            ("[api\n".into(), "", 1, "TOML"),
-        ];
-        for (text, field, line, fix) in cases {
-            let problem = Config::parse(text).expect_err(text);
-            assert_eq!(problem.field.as_deref(), Some(*field), "{text}\n{problem}");
-            assert_eq!(problem.line.unwrap_or(0), *line, "{text}\n{problem}");
-            assert!(problem.value.is_some(), "{text}\n{problem}");
-            assert!(problem.fix.as_deref().is_some_and(|f| f.contains(fix)), "{text}\n{problem}");
-        }
-    }
-
-    #[test]
-    fn a_digest_is_read_in_either_case() {
-        let upper: Digest = "AB".repeat(32).try_into().expect("hex");
-        assert_eq!(String::from(upper), "ab".repeat(32));
-    }
-}
+mod tests;

@@ -18,7 +18,7 @@ pub enum Error {
         path: PathBuf,
         /// Why.
         #[source]
-        source: Problem,
+        source: Box<Problem>,
     },
     /// A file could not be read.
     #[error("reading {path}")]
@@ -69,13 +69,13 @@ pub enum Error {
     Addresses(#[source] io::Error),
     /// The resolver could not be set up.
     #[error("setting up the resolver")]
-    Resolver(#[source] dns::Error),
+    Resolver(#[source] Box<dns::Error>),
     /// The router could not be started.
     #[error("starting the router")]
-    Router(#[source] egress::Error),
+    Router(#[source] Box<egress::Error>),
     /// The keeper of sandboxes could not be opened.
     #[error("opening the sandboxes' store")]
-    Keeper(#[source] lifecycle::Error),
+    Keeper(#[source] Box<lifecycle::Error>),
     /// The daemon could not be reached.
     #[error("reaching the daemon at {at}; is `postern serve` running?")]
     Connect {
@@ -99,7 +99,7 @@ pub enum Error {
     Answer(String),
     /// The daemon, or this program before asking it, refused.
     #[error("{0}")]
-    Refused(Problem),
+    Refused(Box<Problem>),
     /// Reading or writing the terminal or a pipe.
     #[error("{doing}")]
     Terminal {
@@ -133,7 +133,7 @@ impl Error {
 
 impl From<Problem> for Error {
     fn from(problem: Problem) -> Self {
-        Self::Refused(problem)
+        Self::Refused(Box::new(problem))
     }
 }
 

@@ -19,7 +19,8 @@ pub fn json<T: DeserializeOwned>(text: &str) -> Result<T, Problem> {
         described(error.path(), message, given).at(line)
     })?;
     source.end().map_err(|error| {
-        Problem::invalid("", "", "has something after its end").at(Some(error.line()))
+        Problem::invalid("", "", "has something after its end")
+            .at(Some(error.line()))
             .fix("send one JSON value")
     })?;
     Ok(value)
@@ -103,10 +104,16 @@ fn described(path: &Path, message: &str, given: Option<String>) -> Problem {
         return Problem::invalid(field, &given, "is not of the right kind")
             .fix(format!("write {expected}"));
     }
-    let (problem, fix) = message
-        .split_once("; ")
-        .or_else(|| message.split_once(": "))
-        .unwrap_or((message, "see the documentation of this field"));
+    let (problem, fix) = match message {
+        "invalid socket address syntax" => {
+            ("is not an address with a port", "write it as `192.0.2.53:53` or `[2001:db8::53]:53`")
+        }
+        "invalid IP address syntax" => ("is not an IP address", "write it as `192.0.2.1`"),
+        other => other
+            .split_once("; ")
+            .or_else(|| other.split_once(": "))
+            .unwrap_or((other, "see the documentation of this field")),
+    };
     // Our types quote what they got; the value is told apart here.
     let problem = problem.rsplit_once("\" ").map_or(problem, |(_, said)| said);
     Problem::invalid(field, &given, problem).fix(fix)
@@ -192,7 +199,13 @@ mod tests {
         let cases: &[(&str, &str, Option<usize>, &str, &str)] = &[
             ("{\"nmae\": \"a\"}", "nmae", Some(1), "nmae", "did you mean `name`?"),
             ("{\n\"name\": \"A\"}", "name", Some(2), "A", "use 1 to 40"),
-            ("{\"name\":\"a\",\n\"inner\":[{\"port\":7},{\"prt\":1}]}", "inner[1].prt", Some(2), "prt", "`port`"),
+            (
+                "{\"name\":\"a\",\n\"inner\":[{\"port\":7},{\"prt\":1}]}",
+                "inner[1].prt",
+                Some(2),
+                "prt",
+                "`port`",
+            ),
             ("{\"name\":\"a\",\"inner\":[{\"port\":\"x\"}]}", "inner[0].port", Some(1), "x", "u16"),
             ("{\"inner\":[]}", "name", Some(1), "", "add `name`"),
             ("{\"name\":\"a\"} 1", "", Some(1), "", "one JSON value"),
@@ -207,7 +220,13 @@ mod tests {
         let cases: &[(&str, &str, Option<usize>, &str, &str)] = &[
             ("nmae = 1", "nmae", Some(1), "nmae", "did you mean `name`?"),
             ("\nname = \"A\"", "name", Some(2), "A", "use 1 to 40"),
-            ("name = \"a\"\n[[inner]]\nport = 1\n[[inner]]\nprt = 1", "inner[1].prt", Some(5), "prt", "`port`"),
+            (
+                "name = \"a\"\n[[inner]]\nport = 1\n[[inner]]\nprt = 1",
+                "inner[1].prt",
+                Some(5),
+                "prt",
+                "`port`",
+            ),
             ("name = \"a\"\n[[inner]]\nport = 70000", "inner[0].port", Some(3), "70000", "u16"),
             ("name = ", "", Some(1), "", "TOML"),
         ];

@@ -72,21 +72,23 @@ pub struct Problem {
     /// The kind of refusal.
     pub code: Kind,
     /// What is wrong, for a person.
-    #[schema(example = "is not a host name")]
-    pub message: String,
+    #[schema(value_type = String, example = "is not a host name")]
+    pub message: Box<str>,
     /// The field at fault, e.g. `rule[2].allow[0]`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    #[schema(example = "rule[0].allow[0]")]
-    pub field: Option<String>,
+    #[schema(value_type = Option<String>, example = "rule[0].allow[0]")]
+    pub field: Option<Box<str>>,
     /// The line of the document, from 1, where it is known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub line: Option<usize>,
     /// What was given, shortened and escaped.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub value: Option<String>,
+    #[schema(value_type = Option<String>)]
+    pub value: Option<Box<str>>,
     /// What to do instead.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub fix: Option<String>,
+    #[schema(value_type = Option<String>)]
+    pub fix: Option<Box<str>>,
     /// Where it is explained.
     #[schema(value_type = String, example = "docs/api.md#errors")]
     pub docs: Cow<'static, str>,
@@ -102,7 +104,7 @@ pub struct ErrorBody {
 impl Problem {
     /// A refusal of this kind.
     #[must_use]
-    pub fn new(code: Kind, message: impl Into<String>) -> Self {
+    pub fn new(code: Kind, message: impl Into<Box<str>>) -> Self {
         Self {
             code,
             message: message.into(),
@@ -116,7 +118,7 @@ impl Problem {
 
     /// A field whose value is not valid.
     #[must_use]
-    pub fn invalid(field: impl Into<String>, value: &str, message: impl Into<String>) -> Self {
+    pub fn invalid(field: impl Into<Box<str>>, value: &str, message: impl Into<Box<str>>) -> Self {
         let problem = Self::new(Kind::Invalid, message).given(value);
         Self { field: Some(field.into()), ..problem }
     }
@@ -124,7 +126,7 @@ impl Problem {
     /// The same with what was given.
     #[must_use]
     pub fn given(mut self, value: &str) -> Self {
-        self.value = Some(shortened(value));
+        self.value = Some(shortened(value).into());
         self
     }
 
@@ -137,7 +139,7 @@ impl Problem {
 
     /// The same with what to do instead.
     #[must_use]
-    pub fn fix(mut self, fix: impl Into<String>) -> Self {
+    pub fn fix(mut self, fix: impl Into<Box<str>>) -> Self {
         self.fix = Some(fix.into());
         self
     }
@@ -169,10 +171,10 @@ impl fmt::Display for Problem {
 impl From<PolicyError> for Problem {
     fn from(error: PolicyError) -> Self {
         Self {
-            field: Some(error.field),
+            field: Some(error.field.into()),
             line: error.line,
-            value: error.value,
-            fix: Some(error.fix),
+            value: error.value.map(Into::into),
+            fix: Some(error.fix.into()),
             docs: Cow::Borrowed("docs/policy.md"),
             ..Self::new(Kind::Invalid, error.problem)
         }

@@ -24,8 +24,9 @@ pub const JSON_LINES: &str = "application/jsonl";
 pub const TOML: &str = "application/toml";
 
 /// Which hypervisor runs a sandbox.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[derive(clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Driver {
     /// A QEMU process of the daemon's.
@@ -146,7 +147,7 @@ pub enum Step {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
     /// In the present participle.
-    #[schema(example = "starting the microVM")]
+    #[schema(example = "starting the microVM of demo")]
     pub doing: String,
     /// Milliseconds since the verb was taken up.
     pub at_ms: u64,
@@ -203,8 +204,9 @@ pub struct Question {
 }
 
 /// A transport.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[derive(clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
     /// TCP.

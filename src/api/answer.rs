@@ -35,7 +35,7 @@ impl From<lifecycle::Error> for Problem {
             E::Policy(refused) => refused.into(),
             E::Invalid(field) => {
                 let problem = Self::invalid(field.field, "", field.problem).fix(field.fix);
-                Self { value: Some(field.value), ..problem }
+                Self { value: Some(field.value.into()), ..problem }
             }
             E::NotFound(_) => Self::new(Kind::NotFound, "no such sandbox"),
             E::Exists(name) => Self::invalid("name", name.as_str(), "is taken")
@@ -45,9 +45,7 @@ impl From<lifecycle::Error> for Problem {
                 Self::new(Kind::RevisionMoved, format!("the policy is at revision {current}"))
                     .fix("read it again and repeat the change")
             }
-            E::WrongState { .. } | E::Agent { .. } => {
-                Self::new(Kind::Conflict, error.to_string())
-            }
+            E::WrongState { .. } | E::Agent { .. } => Self::new(Kind::Conflict, error.to_string()),
             E::Full(_) | E::Stopping => Self::new(Kind::Unavailable, error.to_string()),
             failed => {
                 let said = chain(&failed);
@@ -61,14 +59,12 @@ impl From<lifecycle::Error> for Problem {
     }
 }
 
-#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
 pub(crate) async fn no_such_path(uri: Uri) -> Problem {
     Problem::new(Kind::NotFound, "no such path")
         .given(uri.path())
         .fix("GET /v1/openapi.json lists the paths")
 }
 
-#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
 pub(crate) async fn no_such_method(method: Method) -> Problem {
     Problem::new(Kind::MethodNotAllowed, "this path has no such method")
         .given(method.as_str())

@@ -98,10 +98,10 @@ pub(crate) fn query(uri: &Uri, known: &[&str]) -> Result<Vec<(String, String)>, 
                 || format!("use {}", known.join(", ")),
                 |word| format!("did you mean `{word}`?"),
             );
-            return Err(Problem::invalid(key, key, "is not a key of this query").fix(fix));
+            return Err(Problem::invalid(key.as_str(), key, "is not a key of this query").fix(fix));
         }
         if pairs.iter().take(i).any(|(earlier, _)| earlier == key) {
-            return Err(Problem::invalid(key, key, "is given twice").fix("give it once"));
+            return Err(Problem::invalid(key.as_str(), key, "is given twice").fix("give it once"));
         }
     }
     Ok(pairs)
@@ -109,5 +109,6 @@ pub(crate) fn query(uri: &Uri, known: &[&str]) -> Result<Vec<(String, String)>, 
 
 /// `true` or `false`.
 pub(crate) fn flag(field: &str, text: &str) -> Result<bool, Problem> {
-    text.parse().map_err(|_| Problem::invalid(field, text, "is not a choice").fix("use `true` or `false`"))
+    text.parse()
+        .map_err(|_| Problem::invalid(field, text, "is not a choice").fix("use `true` or `false`"))
 }

@@ -6,8 +6,8 @@ use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Response;
 use futures_util::stream;
-use policy::audit::{Kind as RecordKind, Outcome};
 use policy::Code;
+use policy::audit::{Kind as RecordKind, Outcome};
 use serde::de::DeserializeOwned;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -109,7 +109,7 @@ impl Asked {
                 _ => {
                     let read = value.parse().map_err(|wrong: &str| {
                         let (problem, fix) = wrong.split_once("; ").unwrap_or((wrong, ""));
-                        Problem::invalid(&key, &value, problem).fix(fix)
+                        Problem::invalid(key.as_str(), &value, problem).fix(fix)
                     });
                     filter.egress = Some(read?);
                 }
@@ -159,4 +159,3 @@ fn choice<T: DeserializeOwned>(
         Problem::invalid(field, text, "is not one of the choices").fix(fix)
     })
 }
-

@@ -16,7 +16,6 @@ use crate::wire::Health;
         (status = "default", description = "Refused.", body = ErrorBody),
     )
 )]
-#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
 pub(crate) async fn health(State(api): State<Api>, caller: Caller) -> Json<Health> {
     let status = if api.0.stop.is_cancelled() { "stopping" } else { "ok" };
     Json(Health {
@@ -36,7 +35,6 @@ pub(crate) async fn health(State(api): State<Api>, caller: Caller) -> Json<Healt
         (status = "default", description = "Refused.", body = ErrorBody),
     )
 )]
-#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
 pub(crate) async fn openapi(_caller: Caller) -> Json<utoipa::openapi::OpenApi> {
     Json(crate::api::description())
 }

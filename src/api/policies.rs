@@ -92,7 +92,6 @@ pub(crate) async fn add_to_sandbox(
         (status = "default", description = "Refused.", body = ErrorBody),
     )
 )]
-#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
 pub(crate) async fn explain(
     State(api): State<Api>,
     caller: Caller,
@@ -290,7 +289,7 @@ fn read_rule(rule: &Value) -> Result<Rule, Problem> {
         let problem = Problem::from(refused);
         let field = problem.field.as_deref().unwrap_or_default();
         let field = field.strip_prefix("rule[0]").unwrap_or(field).trim_start_matches('.');
-        Problem { field: Some(field.to_owned()), line: None, ..problem }
+        Problem { field: Some(field.into()), line: None, ..problem }
     })?;
     policy
         .rules()

@@ -14,9 +14,8 @@ use crate::wire::{Explained, Question, Transport};
 /// Judges what was asked, and tells how.
 pub(crate) fn explained(in_force: &Compiled, asked: &Question) -> Result<Explained, Problem> {
     let bad = |message: &str| {
-        Problem::invalid("destination", &asked.destination, message).fix(
-            "write `https://host/path`, `http://host/path`, `host:port` or `address:port`",
-        )
+        Problem::invalid("destination", &asked.destination, message)
+            .fix("write `https://host/path`, `http://host/path`, `host:port` or `address:port`")
     };
     let (scheme, rest) = match asked.destination.split_once("://") {
         Some((scheme @ ("http" | "https"), rest)) => (Some(scheme), rest),
@@ -45,9 +44,7 @@ pub(crate) fn explained(in_force: &Compiled, asked: &Question) -> Result<Explain
         (Some(host), _, _) if protocol == Protocol::Udp => {
             Evidence::Pinned(std::slice::from_ref(host))
         }
-        (Some(sni), Some("https"), _) | (Some(sni), None, 443) => {
-            Evidence::Tls { sni, ech: false }
-        }
+        (Some(sni), Some("https"), _) | (Some(sni), None, 443) => Evidence::Tls { sni, ech: false },
         (Some(authority), Some(_), _) | (Some(authority), None, 80) => {
             Evidence::Request { authority, method, path: &path }
         }

@@ -37,7 +37,6 @@ const STEPS: usize = 64;
         (status = "default", description = "Refused.", body = ErrorBody),
     )
 )]
-#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
 pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Answer<Sandboxes> {
     let found = api.0.keeper.list(caller.tenant());
     Answer(Sandboxes { sandboxes: found.iter().map(|sandbox| api.shown(sandbox)).collect() })
@@ -66,7 +65,7 @@ pub(crate) async fn create(
         None => false,
     };
     let spec = api.spec(&caller, wanted)?;
-    let actor = caller.actor();
+    let (actor, name) = (caller.actor(), spec.name.clone());
     if !stream {
         let made = api.0.keeper.create(spec, &actor, |_| {}).await?;
         return Ok((StatusCode::CREATED, Answer(api.shown(&made))).into_response());
@@ -74,7 +73,7 @@ pub(crate) async fn create(
     let (steps, mut told) = mpsc::channel(STEPS);
     tokio::spawn(async move {
         let progress = |step: lifecycle::Progress| {
-            let doing = step.doing.to_owned();
+            let doing = format!("{} {name}", step.doing);
             // A reader that is behind or gone misses a step; the work goes on.
             let _ = steps.try_send(Step::Progress(Progress { doing, at_ms: step.at_ms }));
         };
@@ -99,7 +98,6 @@ pub(crate) async fn create(
         (status = "default", description = "Refused.", body = ErrorBody),
     )
 )]
-#[expect(clippy::unused_async, reason = "axum takes handlers as async functions")]
 pub(crate) async fn show(
     State(api): State<Api>,
     caller: Caller,
@@ -223,7 +221,7 @@ impl Api {
                 let problem = Problem::from(refused);
                 let field = problem.field.as_deref().filter(|field| !field.is_empty());
                 let field = field.map_or("policy".into(), |field| format!("policy.{field}"));
-                Problem { field: Some(field), line: None, ..problem }
+                Problem { field: Some(field.into()), line: None, ..problem }
             })?,
             None => Policy::default(),
         };

@@ -117,7 +117,11 @@ pub(crate) fn path(dir: &Path, number: u64) -> PathBuf {
 }
 
 /// The whole lines of one file up to `end`. A file that is gone has none.
-pub(crate) fn lines(dir: &Path, number: u64, end: Position) -> io::Result<impl Iterator<Item = String>> {
+pub(crate) fn lines(
+    dir: &Path,
+    number: u64,
+    end: Position,
+) -> io::Result<impl Iterator<Item = String>> {
     let limit = if number == end.file { end.offset } else { u64::MAX };
     let file: Box<dyn Read> = match File::open(path(dir, number)) {
         Ok(file) => Box::new(file.take(limit)),

@@ -35,7 +35,8 @@ impl List {
             found.sandboxes.retain(|sandbox| sandbox.tenant == *tenant);
         }
         screen.either(&found, |found| {
-            let header = ["NAME", "TENANT", "STATE", "DRIVER", "TAP", "FLOWS", "OUT", "IN", "CREATED"];
+            let header =
+                ["NAME", "TENANT", "STATE", "DRIVER", "TAP", "FLOWS", "OUT", "IN", "CREATED"];
             table(&header, found.sandboxes.iter().map(|sandbox| row(sandbox, screen)))
         })
     }

@@ -132,7 +132,8 @@ impl Policy {
             Self::Get { scope } => get(&scope, client, screen).await?,
             Self::Set { scope, file, if_revision } => {
                 let text = read(&file)?.into();
-                let content = if is_json(&file) { Content::Json(text) } else { Content::Toml(text) };
+                let content =
+                    if is_json(&file) { Content::Json(text) } else { Content::Toml(text) };
                 let mut headers = HeaderMap::new();
                 if let Some(revision) = if_revision {
                     headers.insert(header::IF_MATCH, HeaderValue::from(revision));

@@ -109,6 +109,9 @@ pub(crate) fn table<R: IntoIterator<Item = String>>(
     for row in rows {
         table.add_row(row.into_iter().map(Cell::new).collect::<Vec<_>>());
     }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
     table.trim_fmt()
 }
 
@@ -151,7 +154,8 @@ mod tests {
 
     #[test]
     fn bytes_are_shown_in_a_unit_that_fits() {
-        for (n, shown) in [(0, "0 B"), (1023, "1023 B"), (10 << 10, "10 KiB"), (50 << 20, "50 MiB")] {
+        for (n, shown) in [(0, "0 B"), (1023, "1023 B"), (10 << 10, "10 KiB"), (50 << 20, "50 MiB")]
+        {
             assert_eq!(bytes(n), shown);
         }
         assert_eq!(bytes(u64::MAX), "16777215 TiB");

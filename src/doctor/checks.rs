@@ -161,7 +161,7 @@ fn folder(name: &'static str, dir: &Path, setting: &str) -> Check {
     let Ok(held) = nix::sys::statvfs::statvfs(dir) else {
         return Check::warn(name, format!("{}: its room is not known", dir.display()), remedy());
     };
-    let free = u64::from(held.blocks_available()).saturating_mul(u64::from(held.fragment_size()));
+    let free = held.blocks_available().saturating_mul(held.fragment_size());
     let found = format!("{}, {} MiB free", dir.display(), free >> 20);
     if free < ROOM {
         return Check::warn(name, found, format!("free some room, or move `{setting}`"));
@@ -221,8 +221,8 @@ fn acceleration(choice: &vmm::qemu::Choice) -> Check {
     }
 }
 
-/// Whether anybody answers questions. A name of `.invalid` does not exist anywhere (RFC 6761), so
-/// an upstream that says so answers.
+/// Whether anybody answers questions. That a name does not exist is an answer too; `example.com` is
+/// set apart for such uses (RFC 2606).
 pub(crate) async fn upstreams(config: &Config) -> Check {
     let name = "resolver";
     let remedy = "set `dns.upstreams` to resolvers this host can reach";
@@ -230,7 +230,7 @@ pub(crate) async fn upstreams(config: &Config) -> Check {
         Ok(resolver) => resolver,
         Err(error) => return Check::warn(name, chain(&error), remedy),
     };
-    let Ok(probe) = Host::parse("postern-doctor.invalid") else {
+    let Ok(probe) = Host::parse("example.com") else {
         return Check::warn(name, "not asked", remedy);
     };
     match resolver.addresses(&probe, dns::Family::V4).await {

@@ -1,0 +1,125 @@
+//! What a configuration must hold beyond its shape: ranges, absolute paths, one of each.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::config::Config;
+use crate::problem::Problem;
+use crate::units::Span;
+
+impl Config {
+    /// The first thing that is wrong, with the path of its field.
+    pub(crate) fn check(&self) -> Result<(), Problem> {
+        self.check_api()?;
+        self.check_egress()?;
+        for (field, path) in [
+            ("state_dir", &self.state_dir),
+            ("run_dir", &self.run_dir),
+            ("api.socket", &self.api.socket),
+            ("qemu.image", &self.qemu.image),
+            ("audit.dir", &self.audit.dir),
+        ] {
+            if !path.is_absolute() {
+                let given = path.to_string_lossy();
+                return Err(Problem::invalid(field, &given, "is not an absolute path")
+                    .fix("begin it with `/`"));
+            }
+        }
+        let netns = &self.guests.netns;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if netns.is_empty()
+            || netns.len() > 64
+            || !netns.chars().all(plain)
+            || netns.starts_with('.')
+        {
+            return Err(Problem::invalid("guests.netns", netns, "is not a name of a namespace")
+                .fix("use up to 64 letters, digits, `-`, `_` and `.`"));
+        }
+        // Ranges: field, value, smallest, largest.
+        let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        for (field, given, least, most) in [
+            ("guests.divert_port", u64::from(self.guests.divert_port), 1024, 65_535),
+            ("guests.nflog_group", u64::from(self.guests.nflog_group), 1, 65_535),
+            ("guests.sandboxes", u64::from(self.guests.sandboxes), 1, u64::from(policy::Slot::MAX)),
+            ("guests.flows", wide(self.guests.flows), 1, 1 << 20),
+            ("api.connections", wide(self.api.connections), 1, 1 << 16),
+            ("dns.attempts", wide(self.dns.attempts), 1, 10),
+            ("dns.cache_entries", self.dns.cache_entries, 1, 1 << 24),
+            ("qemu.vcpus", u64::from(self.qemu.vcpus), 1, 32),
+            ("qemu.uid_base", u64::from(self.qemu.uid_base), 1000, 4_000_000_000),
+            ("qemu.memory", self.qemu.memory.0, 128 << 20, 64 << 30),
+            ("audit.file_size", self.audit.file_size.0, 64 << 10, 64 << 30),
+            ("audit.total_size", self.audit.total_size.0, 2 * self.audit.file_size.0, u64::MAX),
+            ("audit.queue", wide(self.audit.queue), 16, 1 << 24),
+        ] {
+            if !(least..=most).contains(&given) {
+                let problem = Problem::invalid(field, &given.to_string(), "is out of range");
+                return Err(problem.fix(format!("use {least} to {most}")));
+            }
+        }
+        for (field, span) in [
+            ("dns.timeout", self.dns.timeout),
+            ("qemu.boot_timeout", self.qemu.boot_timeout),
+            ("external.timeout", self.external.timeout),
+        ] {
+            if span.0.is_zero() || span > Span::seconds(600) {
+                return Err(Problem::invalid(field, &span.to_string(), "is out of range")
+                    .fix("use 1ms to 10m"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_api(&self) -> Result<(), Problem> {
+        let mut names = HashSet::new();
+        let mut digests = HashSet::new();
+        for (i, token) in self.api.token.iter().enumerate() {
+            let printable = token.name.chars().all(|c| c.is_ascii_graphic());
+            if token.name.is_empty() || token.name.len() > 40 || !printable {
+                let field = format!("api.token[{i}].name");
+                return Err(Problem::invalid(field, &token.name, "is not a name of a token")
+                    .fix("use 1 to 40 printable characters without spaces"));
+            }
+            if !names.insert(&token.name) {
+                let field = format!("api.token[{i}].name");
+                return Err(Problem::invalid(field, &token.name, "is the name of another token")
+                    .fix("give each token its own name"));
+            }
+            if !digests.insert(token.sha256.0) {
+                let field = format!("api.token[{i}].sha256");
+                return Err(Problem::invalid(field, "", "is the digest of another token")
+                    .fix("make a token of its own"));
+            }
+        }
+        if let (Some(listen), true) = (self.api.listen, self.api.token.is_empty()) {
+            return Err(Problem::invalid(
+                "api.listen",
+                &listen.to_string(),
+                "has no token to ask for",
+            )
+            .fix("add an [[api.token]], or leave `listen` out"));
+        }
+        Ok(())
+    }
+
+    fn check_egress(&self) -> Result<(), Problem> {
+        let addresses = &self.egress.addresses;
+        for (i, address) in addresses.iter().enumerate() {
+            let field = || format!("egress.addresses[{i}]");
+            let given = address.to_string();
+            let unusable = address.is_unspecified()
+                || address.is_loopback()
+                || address.is_multicast()
+                || *address == IpAddr::V4(Ipv4Addr::BROADCAST);
+            if unusable {
+                return Err(Problem::invalid(field(), &given, "cannot be a source address")
+                    .fix("use an address of an interface with a way out"));
+            }
+            if addresses.iter().take(i).any(|other| other.is_ipv4() == address.is_ipv4()) {
+                return Err(Problem::invalid(field(), &given, "is a second one of its family")
+                    .fix("give at most one IPv4 and one IPv6 address"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! The example is the defaults; what is wrong is named with its line.
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../deploy/postern.toml");
+
+#[test]
+fn the_example_is_the_defaults_and_names_every_field() {
+    assert_eq!(Config::parse(EXAMPLE).expect("as shipped"), Config::default());
+    // With the settings uncommented it must still be the defaults, field by field.
+    let setting = |line: &str| {
+        let inner = line.strip_prefix("# ").unwrap_or(line);
+        let set = inner.split_once(" = ").is_some_and(|(key, _)| {
+            key.chars().all(|c| c.is_ascii_lowercase() || "_0123456789".contains(c))
+        });
+        if set { inner.to_owned() } else { line.to_owned() }
+    };
+    let plain = EXAMPLE.split("# [[api.token]]").next().expect("the part before tokens");
+    let all: String = plain.lines().map(|line| setting(line) + "\n").collect();
+    let given: toml::Table = all.parse().expect("toml");
+    let defaults = toml::Table::try_from(Config::default()).expect("toml");
+    let rest: Config = input::toml(&all).expect("uncommented");
+    let mut expected = Config::default();
+    expected.api.listen = rest.api.listen;
+    assert_eq!(rest, expected);
+    for (name, value) in &defaults {
+        let shown = given.get(name).unwrap_or_else(|| panic!("{name} is not in the example"));
+        for key in value.as_table().into_iter().flat_map(toml::Table::keys) {
+            let known = shown.get(key).is_some() || key == "token";
+            assert!(known, "{name}.{key} is not in the example");
+        }
+    }
+}
+
+#[test]
+fn the_tokens_of_the_example_are_valid_once_uncommented() {
+    let tokens = EXAMPLE.split("# [[api.token]]").nth(1).expect("an example token");
+    let text: String = tokens
+        .lines()
+        .map_while(|line| line.strip_prefix("# ").or(line.is_empty().then_some("")))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let config = Config::parse(&format!("[[api.token]]{text}")).expect("valid");
+    assert_eq!(config.api.token.len(), 1);
+}
+
+#[test]
+fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
+    let token = |name: &str, tenant: &str, digit: &str| {
+        format!(
+            "[[api.token]]\nname = \"{name}\"\ntenant = \"{tenant}\"\nsha256 = \"{}\"\n",
+            digit.repeat(64)
+        )
+    };
+    let cases: &[(String, &str, usize, &str)] = &[
+        ("nmae = 1".into(), "nmae", 1, "the keys here"),
+        ("stat_dir = \"/x\"".into(), "stat_dir", 1, "did you mean `state_dir`?"),
+        ("state_dir = \"x\"".into(), "state_dir", 1, "begin it with `/`"),
+        ("[dns]\ntimout = \"5s\"".into(), "dns.timout", 2, "did you mean `timeout`?"),
+        ("[dns]\ntimeout = \"5\"".into(), "dns.timeout", 2, "`5s`"),
+        ("[dns]\ntimeout = 5".into(), "dns.timeout", 2, "a string"),
+        ("[dns]\ntimeout = \"0s\"".into(), "dns.timeout", 2, "1ms"),
+        ("[dns]\nupstreams = [\"1.1.1.1\"]".into(), "dns.upstreams[0]", 2, "192.0.2.53:53"),
+        ("[dns]\nattempts = 0".into(), "dns.attempts", 2, "1 to 10"),
+        (
+            "[egress]\naddresses = [\n\"192.0.2.1\",\n\"192.0.2.2\"]".into(),
+            "egress.addresses[1]",
+            4,
+            "at most one",
+        ),
+        ("[egress]\naddresses = [\"127.0.0.1\"]".into(), "egress.addresses[0]", 2, "way out"),
+        ("[egress]\naddresses = [\"1.2.3\"]".into(), "egress.addresses[0]", 2, "192.0.2.1"),
+        ("[guests]\nnetns = \"../x\"".into(), "guests.netns", 2, "letters"),
+        ("[guests]\ndivert_port = 80".into(), "guests.divert_port", 2, "1024"),
+        ("[qemu]\nmemory = \"1M\"".into(), "qemu.memory", 2, "134217728"),
+        ("[qemu]\nmemory = \"lots\"".into(), "qemu.memory", 2, "`256M`"),
+        ("[audit]\nfile_size = \"1G\"".into(), "audit.total_size", 0, "use"),
+        ("[log]\nformat = \"xml\"".into(), "log.format", 2, "text, json"),
+        ("[api]\nlisten = \"127.0.0.1:1\"".into(), "api.listen", 2, "[[api.token]]"),
+        (token("a b", "*", "0"), "api.token[0].name", 2, "without spaces"),
+        (token("a", "B", "0"), "api.token[0].tenant", 3, "`*`"),
+        (token("a", "b", "x"), "api.token[0].sha256", 4, "sha256sum"),
+        (token("a", "b", "0") + &token("a", "b", "1"), "api.token[1].name", 6, "own name"),
+        (token("a", "b", "0") + &token("b", "b", "0"), "api.token[1].sha256", 8, "its own"),
+        ("[api\n".into(), "", 1, "TOML"),
+    ];
+    for (text, field, line, fix) in cases {
+        let problem = Config::parse(text).expect_err(text);
+        assert_eq!(problem.field.as_deref(), Some(*field), "{text}\n{problem}");
+        assert_eq!(problem.line.unwrap_or(0), *line, "{text}\n{problem}");
+        assert!(problem.value.is_some(), "{text}\n{problem}");
+        assert!(problem.fix.as_deref().is_some_and(|f| f.contains(fix)), "{text}\n{problem}");
+    }
+}
+
+#[test]
+fn a_digest_is_read_in_either_case() {
+    let upper: Digest = "AB".repeat(32).try_into().expect("hex");
+    assert_eq!(String::from(upper), "ab".repeat(32));
+}
