@@ -2,7 +2,7 @@
 //!
 //! The ruleset is a value that prints as nftables text, is applied over netlink in one atomic batch,
 //! and is read back and compared before it counts as installed. Rules only ever change here, and
-//! only in the guests' namespace: `inet postern` for all, `netdev postern_<n>` for 32 slots each.
+//! only in the guests' namespace: `inet postern` for all, `netdev postern_<n>` for 128 slots each.
 
 mod apply;
 mod netlink;
@@ -16,8 +16,8 @@ mod reason;
 
 use policy::Slot;
 
-pub use layout::{SlotFence, base, ruleset, slot};
 pub use field::Field;
+pub use layout::{SlotFence, base, ruleset, slot};
 pub use reason::{Reason, UnknownReason};
 pub use rule::{Chain, Expr, Family, Hook, Point, Rule, Ruleset, Set, Table, TableId};
 

@@ -34,9 +34,8 @@ const TABLE: u32 = 100;
 const NETNS_DIR: &str = "/run/netns";
 
 /// Interfaces that some kernel modules put into every new namespace. They lead nowhere while down.
-const FALLBACK_LINKS: [&str; 9] = [
-    "tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0",
-];
+const FALLBACK_LINKS: [&str; 9] =
+    ["tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"];
 
 /// Settings of the whole namespace, and of every interface that will be made in it.
 const SYSCTLS: [(&str, &str); 14] = [
@@ -180,7 +179,7 @@ fn make(path: &Path) -> io::Result<()> {
         mount(Some(NETNS_DIR), NETNS_DIR, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?;
         share()?;
     }
-    OpenOptions::new().write(true).create(true).truncate(false).mode(0).open(path)?;
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o000).open(path)?;
     unshare(CloneFlags::CLONE_NEWNET)?;
     let own = PathBuf::from("/proc/thread-self/ns/net");
     let bound = mount(Some(&own), path, none, MsFlags::MS_BIND, none);
@@ -192,8 +191,8 @@ fn make(path: &Path) -> io::Result<()> {
 
 /// Everything datapath needs of the namespace as a whole; each step may be repeated.
 async fn set_up(netns: &str) -> Result<Handle, Error> {
-    let (connection, netlink, _) = rtnetlink::new_connection()
-        .map_err(|source| failed(netns, "open rtnetlink in", source))?;
+    let (connection, netlink, _) =
+        rtnetlink::new_connection().map_err(|source| failed(netns, "open rtnetlink in", source))?;
     tokio::spawn(connection);
 
     let lo = refuse_uplinks(netns, &netlink).await?;
@@ -226,7 +225,13 @@ async fn set_up(netns: &str) -> Result<Handle, Error> {
         .scope(RouteScope::Host)
         .protocol(RouteProtocol::Static)
         .build();
-    netlink.route().add(everything).replace().execute().await.map_err(link("add the local route"))?;
+    netlink
+        .route()
+        .add(everything)
+        .replace()
+        .execute()
+        .await
+        .map_err(link("add the local route"))?;
     Ok(netlink)
 }
 
@@ -276,9 +281,7 @@ pub(crate) fn if_there(error: rtnetlink::Error) -> Result<(), rtnetlink::Error> 
 pub(crate) fn sysctl(name: &str, value: &'static str) -> Result<(), Error> {
     let path = format!("/proc/sys/{name}");
     match fs::write(&path, value) {
-        Err(source)
-            if source.kind() == io::ErrorKind::NotFound && name.starts_with("net/ipv6") =>
-        {
+        Err(source) if source.kind() == io::ErrorKind::NotFound && name.starts_with("net/ipv6") => {
             Ok(())
         }
         written => written.map_err(|source| Error::Sysctl { path, value, source }),

@@ -51,7 +51,11 @@ pub(crate) fn syn(from: u16) -> Vec<u8> {
 
 fn tcp_to(to: [u8; 4]) -> Vec<u8> {
     let mut packet = Vec::new();
-    PacketBuilder::ipv4(ME, to, 64).tcp(7000, 22, 1, 1024).syn().write(&mut packet, &[]).expect("");
+    PacketBuilder::ipv4(ME, to, 64)
+        .tcp(7000, 22, 1, 1024)
+        .syn()
+        .write(&mut packet, &[])
+        .expect("a packet");
     sent(&packet)
 }
 
@@ -75,8 +79,11 @@ fn checksum(bytes: &[u8]) -> u16 {
     !u16::try_from((folded & 0xffff) + (folded >> 16)).expect("folded")
 }
 
+/// A frame, and what is wrong with it.
+type Bad = (&'static str, Vec<u8>);
+
 /// Every way to be refused that is not a matter of rate.
-pub(crate) fn refused() -> Vec<(Reason, Vec<(&'static str, Vec<u8>)>)> {
+pub(crate) fn refused() -> Vec<(Reason, Vec<Bad>)> {
     let good = || udp(ME, OUTSIDE, 53);
     let me = (GUEST, ME);
     let options = {
@@ -92,8 +99,7 @@ pub(crate) fn refused() -> Vec<(Reason, Vec<(&'static str, Vec<u8>)>)> {
         let inner = [&[0, 5, 8, 0][..], &good()].concat();
         ethernet(GATEWAY, GUEST, tag, &inner)
     };
-    let priority_tagged =
-        ethernet(GATEWAY, GUEST, 0x8100, &[&[0, 0, 8, 0][..], &good()].concat());
+    let priority_tagged = ethernet(GATEWAY, GUEST, 0x8100, &[&[0, 0, 8, 0][..], &good()].concat());
     let odd_mac = [2, 0, 0, 0, 0, 9];
     vec![
         (

@@ -1,5 +1,10 @@
 //! The fence in a real kernel: what it lets in, what it refuses and counts, and what is left when
 //! it is edited or gone. Needs root; every namespace is made for one test and removed after it.
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test ends where the world is not as it must be"
+)]
 
 mod frames;
 mod wire;
@@ -67,7 +72,10 @@ async fn entering_a_world_twice_finds_it_as_it_is() {
     let second = World::enter(&netns.0).await.expect("again");
     let rules = netns.exec("ip rule show");
     assert_eq!(rules.matches("fwmark 0x1 lookup 100").count(), 1, "{rules}");
-    assert_eq!(netns.exec("ip route show table 100").trim(), "local default dev lo proto static scope host");
+    assert_eq!(
+        netns.exec("ip route show table 100").trim(),
+        "local default dev lo proto static scope host"
+    );
     assert_eq!(netns.exec("cat /proc/sys/net/ipv4/ip_forward").trim(), "0");
     let own = || std::fs::read_link("/proc/thread-self/ns/net").expect("a namespace");
     let (a, b) = (first.run(own).await.expect("alive"), second.run(own).await.expect("alive"));
@@ -339,8 +347,9 @@ async fn an_error_of_the_host_quotes_the_guests_own_packet() {
     for icmp_type in [3, 11, 12] {
         let error = frames::icmp_error(icmp_type, slot(1).address());
         let sent = world.run(move || {
-            let raw = Socket::new(socket2::Domain::IPV4, Type::RAW, Some(socket2::Protocol::ICMPV4))
-                .expect("root");
+            let raw =
+                Socket::new(socket2::Domain::IPV4, Type::RAW, Some(socket2::Protocol::ICMPV4))
+                    .expect("root");
             raw.send_to(&error, &SocketAddr::from((slot(1).address(), 0)).into())
         });
         sent.await.expect("the world").expect("sent");
@@ -418,7 +427,8 @@ async fn what_attach_and_detach_cost_at_1_100_and_1000_slots() {
             link::down(&world, tried).await.expect("down");
             took[4].push(lap());
         }
-        for (what, took) in ["attach", "prepare", "verify", "detach", "down"].iter().zip(&mut took) {
+        for (what, took) in ["attach", "prepare", "verify", "detach", "down"].iter().zip(&mut took)
+        {
             took.sort();
             println!("{goal} present: {what} p50 {:?} p99 {:?}", took[100], took[198]);
         }

@@ -40,10 +40,7 @@ impl Netns {
     }
 
     /// Runs a closure on a thread in it.
-    pub(crate) fn within<T: Send + 'static>(
-        &self,
-        act: impl FnOnce() -> T + Send + 'static,
-    ) -> T {
+    pub(crate) fn within<T: Send + 'static>(&self, act: impl FnOnce() -> T + Send + 'static) -> T {
         let path = format!("/run/netns/{}", self.0);
         let entered = thread::spawn(move || {
             setns(File::open(path).expect("a namespace"), CloneFlags::CLONE_NEWNET).expect("root");
