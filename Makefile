@@ -8,8 +8,8 @@ FUZZ_SECONDS ?= 5
 
 # A microVM behind Postern: what gets out, what does not, and why.
 demo: setup-run image
-	cargo build --bin postern --bin demo
-	target/debug/demo $(IMAGE)
+	cargo build -p postern -p postern-tests --bins
+	POSTERN_BIN=target/debug/postern target/debug/demo $(IMAGE)
 
 test: setup-test
 	$(MAKE) --no-print-directory lint

@@ -143,6 +143,7 @@ impl Acts {
     async fn start_process(&mut self, record: &mut Record) -> Result<(), Boxed> {
         let machine = self.describe(record);
         let tap = self.tap.take().ok_or("the tap is not open")?;
+        tokio::fs::create_dir_all(self.state_dir(&record.name)).await?;
         let process = match record.driver {
             Driver::Qemu => self.hypervisors.qemu.start(&machine, tap).await?,
             Driver::External => self.hypervisors.external.start(&machine, tap).await?,

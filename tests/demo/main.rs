@@ -10,12 +10,13 @@
 )]
 
 use std::process::Stdio;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
+use serde_json::Value;
 use world::daemon::Ran;
 use world::world::{EGRESS, METADATA};
-use world::{Site, World};
+use world::{Site, World, poll};
 
 const AGENT: &str = "agent";
 const CURL: &str =
@@ -150,13 +151,14 @@ impl Demo {
         let known = self.world.events(AGENT).len();
         let ran = self.guest(line);
         let (status, guest_ms) = figures(&ran.stdout);
-        let fields = [("code", code), ("protocol", protocol)];
-        let fields = if protocol.is_empty() { &fields[..1] } else { &fields[..] };
-        let record =
-            world::poll::eventually("its record", std::time::Duration::from_secs(5), || {
-                let mut records = self.world.events(AGENT).into_iter().skip(known);
-                records.find(|record| fields.iter().all(|(key, value)| record[*key] == **value))
-            });
+        // A name that was asked for on the way is not what is looked for.
+        let wanted = |record: &Value| {
+            record["outcome"] == "deny" && (record["kind"] == "dns") == (protocol == "dns")
+        };
+        let record = poll::eventually("its record", Duration::from_secs(5), || {
+            self.world.events(AGENT).into_iter().skip(known).find(wanted)
+        });
+        let reason = record["code"].as_str().unwrap_or_default().to_owned();
         let outcome = match (status, protocol) {
             (200..=399, _) => "NOT REFUSED".to_owned(),
             (0, "tls") => "TLS alert 49".to_owned(),
@@ -168,10 +170,10 @@ impl Demo {
         self.rows.push(Row {
             tried,
             outcome,
-            reason: code.to_owned(),
+            as_promised: !(200..=399).contains(&status) && reason == code,
+            reason,
             guest_ms,
             router_us: record["micros"].as_u64(),
-            as_promised: !(200..=399).contains(&status),
         });
     }
 
