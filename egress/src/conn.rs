@@ -3,19 +3,19 @@
 //! Register, read the first flight, judge, dial, judge again if the policy moved, record, carry,
 //! record. Before it is judged nothing of it leaves; what is refused is refused at once.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
-use policy::audit::{AuditRecord, Kind, Outcome, shown};
+use policy::audit::Kind;
 use policy::{Code, Verdict};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::accept::Incoming;
+use crate::account::Account;
 use crate::dial::Dialed;
 use crate::flows::{Basis, Cut, Flow};
 use crate::guest::{Guest, Passed};
@@ -38,14 +38,20 @@ enum Way {
     Requests(Bytes),
 }
 
-/// A connection to the far side that was recorded.
+/// A connection to the far side.
 struct Open {
     passed: Passed,
     dialed: Dialed,
-    record: AuditRecord,
+    account: Account,
 }
 
-/// A refusal, and how the guest is told.
+/// Who speaks first, and what was dialled before that is known.
+enum Opening {
+    Guest(Option<Box<Open>>),
+    Server(Box<Open>),
+}
+
+/// A refusal, and in which protocol the guest is told.
 struct Refused {
     refusal: Refusal,
     protocol: &'static str,
@@ -56,7 +62,7 @@ struct Refused {
 pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
     let begun = Instant::now();
     let Incoming { mut stream, destination } = incoming;
-    let Some(flow) = guest.flows.register() else {
+    let Some(flow) = guest.flows.register().map(Arc::new) else {
         let refusal = Refusal::because(Code::Limit, guest.policy.load().revision());
         let mut record = guest.refused(Kind::Connection, &refusal, destination);
         record.protocol = Some("tcp".to_owned());
@@ -113,127 +119,120 @@ async fn converse(guest: &Guest, flow: &Flow, mut stream: TcpStream, asked: Sock
 
 /// From the first byte to a way through or a refusal.
 async fn decide(
-    guest: &Guest,
-    flow: &Flow,
+    guest: &Arc<Guest>,
+    flow: &Arc<Flow>,
     stream: &mut TcpStream,
     destination: SocketAddr,
 ) -> Result<Way, Refused> {
     let deadline = Instant::now() + guest.limits.first_flight;
-    let web = matches!(destination.port(), 80 | 443);
     let unnamed = Basis::Pinned(guest.told(destination.ip()));
-    let policy = guest.policy.load();
-    let server_first = match unnamed.judge(&policy, destination) {
-        Verdict::Pass(_) => !web,
-        // Nothing the guest could say on this port would be let through, so nothing is waited for.
-        // On the ports of the web its name is read all the same, to tell why.
-        Verdict::Deny(denial) | Verdict::Undecidable(denial)
-            if !web && !policy.names_port(destination.port()) =>
-        {
-            return Err(Refused::tcp(denial.into()));
-        }
-        _ => false,
+    let early = match opening(guest, flow, stream, destination, &unnamed, deadline).await? {
+        Opening::Server(open) => return Ok(Way::Tunnel(open, Bytes::new())),
+        Opening::Guest(early) => early,
     };
-
-    let mut early = None;
-    if server_first && timeout(SERVER_FIRST, spoken(stream)).await.is_err() {
-        let open = open(guest, flow, unnamed.clone(), destination).await.map_err(Refused::tcp)?;
-        let guest_spoke = tokio::select! {
-            biased;
-            () = spoken(stream) => true,
-            () = spoken(&open.dialed.stream) => false,
-            () = sleep_until(deadline) => false,
-        };
-        if !guest_spoke {
-            return Ok(Way::Tunnel(Box::new(open), Bytes::new()));
-        }
-        early = Some(open);
-    }
-
-    let mut sniffer = Sniffer::new();
-    let sniffed = match timeout_at(deadline, hear(stream, &mut sniffer)).await {
-        Ok(Ok(sniffed)) => sniffed,
-        Ok(Err(_)) | Err(_) => Sniffed::NeedMore,
-    };
-    let flight = sniffer.into_flight();
-    let undecidable = |why: &dyn ToString| {
-        Refusal::because(Code::Undecidable, policy.revision()).detailed(why.to_string())
-    };
-    let (basis, sni) = match sniffed {
-        Sniffed::NeedMore => match early {
-            // The guest is done before it has said anything, and may still listen.
-            Some(open) if flight.is_empty() => {
-                return Ok(Way::Tunnel(Box::new(open), flight));
-            }
-            early => {
-                guest.unused(early);
-                return Err(Refused::tcp(undecidable(&"the first bytes did not come, or not all")));
-            }
+    let (sniffed, flight) = first_flight(stream, deadline).await;
+    let revision = guest.policy.load().revision();
+    let (basis, tls) = match (sniffed, early.as_ref()) {
+        (Sniffed::Http, _) => return Ok(Way::Requests(flight)),
+        (Sniffed::Tls(hello), _) => match hello.sni.host() {
+            Ok(sni) => (Basis::Tls { sni: sni.clone(), ech: hello.ech.is_some() }, true),
+            // Without a name it is bytes like any others; a name that is none is refused.
+            Err(Code::NoName) => (unnamed, true),
+            Err(code) => return Err(Refused::tls(Refusal::because(code, revision), None)),
         },
-        Sniffed::Http => {
-            guest.unused(early);
-            return Ok(Way::Requests(flight));
+        (Sniffed::Other, _) => (unnamed, false),
+        // The guest is done before it has said anything, and may still listen.
+        (Sniffed::NeedMore, Some(_)) if flight.is_empty() => (unnamed, false),
+        (Sniffed::NeedMore, _) => {
+            let refusal = Refusal::because(Code::Undecidable, revision);
+            return Err(Refused::tcp(refusal.detailed("its first bytes did not come, or not all")));
         }
-        Sniffed::Http2 => {
-            guest.unused(early);
-            let refusal = Refusal::because(Code::Protocol, policy.revision());
+        (Sniffed::Http2, _) => {
+            let refusal = Refusal::because(Code::Protocol, revision);
             return Err(Refused::tcp(refusal.detailed("HTTP/2 in clear")));
         }
-        Sniffed::Undecidable(flaw) => {
-            guest.unused(early);
-            return Err(Refused::tls(undecidable(&flaw), None));
+        (Sniffed::Undecidable(flaw), _) => {
+            let refusal = Refusal::because(Code::Undecidable, revision);
+            return Err(Refused::tls(refusal.detailed(flaw), None));
         }
-        Sniffed::Other => (unnamed, None),
-        Sniffed::Tls(hello) => match hello.sni.host() {
-            Ok(sni) => (Basis::Tls { sni: sni.clone(), ech: hello.ech.is_some() }, None),
-            // Without a name it is bytes like any others; a name that is none is refused.
-            Err(Code::NoName) => (unnamed, Some(Code::NoName)),
-            Err(code) => {
-                guest.unused(early);
-                let name = shown(&format!("{:?}", hello.sni));
-                let refusal = Refusal::because(code, policy.revision());
-                return Err(Refused::tls(refusal, Some(name)));
-            }
-        },
     };
-    let tls = sni.is_some() || matches!(basis, Basis::Tls { .. });
+    let refused = |mut refusal: Refusal, name: Option<String>| match (tls, refusal.code()) {
+        (false, _) => Refused::tcp(refusal),
+        (true, Code::NoRule | Code::Undecidable) if name.is_none() => {
+            refusal.denial.code = Code::NoName;
+            Refused::tls(refusal, name)
+        }
+        (true, _) => Refused::tls(refusal, name),
+    };
     let name = match &basis {
         Basis::Tls { sni, .. } => Some(sni.as_str().to_owned()),
         _ => None,
     };
-    let refused = |mut refusal: Refusal| {
-        if let (Some(code), Code::NoRule) = (sni, refusal.code()) {
-            refusal.denial.code = code;
-        }
-        if tls { Refused::tls(refusal, name.clone()) } else { Refused::tcp(refusal) }
+    let mut passed = match guest.judge(flow, basis, destination) {
+        Ok(passed) => passed,
+        Err(refusal) => return Err(refused(refusal, name)),
     };
-    if let Some(mut open) = early {
-        // What was dialled for a silent guest serves it still, when its words lead to the same place.
-        match guest.judge(flow, basis.clone(), destination) {
-            Ok(mut passed) if passed.permit.target() == open.passed.permit.target() => {
-                guest.confirm(flow, &mut passed, open.dialed.remote).map_err(&refused)?;
-                open.passed = passed;
-                return Ok(Way::Tunnel(Box::new(open), flight));
-            }
-            _ => guest.unused(Some(open)),
+    // What was dialled for a silent guest serves it still, when its words lead to the same place.
+    let open = match early {
+        Some(mut open) if open.passed.permit.target() == passed.permit.target() => {
+            let confirmed = guest.confirm(flow, &mut passed, open.dialed.remote);
+            open.passed = passed;
+            confirmed.map(|()| open)
         }
+        _ => open(guest, flow, passed).await.map(Box::new),
+    };
+    match open {
+        Ok(open) => Ok(Way::Tunnel(open, flight)),
+        Err(refusal) => Err(refused(refusal, name)),
     }
-    let open = open(guest, flow, basis, destination).await.map_err(refused)?;
-    Ok(Way::Tunnel(Box::new(open), flight))
 }
 
-/// Judges, dials, judges again if the policy moved, and records, before any payload byte leaves.
-async fn open(
-    guest: &Guest,
-    flow: &Flow,
-    basis: Basis,
+/// Finds out who speaks first, and refuses where nothing that is said could matter.
+///
+/// Where a rule names the port for a name the guest was told, the server may speak first: a guest
+/// that stays silent is connected, and then either may.
+async fn opening(
+    guest: &Arc<Guest>,
+    flow: &Arc<Flow>,
+    stream: &TcpStream,
     destination: SocketAddr,
-) -> Result<Open, Refusal> {
-    let mut passed = guest.judge(flow, basis, destination)?;
+    unnamed: &Basis,
+    deadline: Instant,
+) -> Result<Opening, Refused> {
+    // On the ports of the web the client speaks first, and its name is read to tell why not.
+    if matches!(destination.port(), 80 | 443) {
+        return Ok(Opening::Guest(None));
+    }
+    let policy = guest.policy.load();
+    match unnamed.judge(&policy, destination) {
+        Verdict::Deny(denial) | Verdict::Undecidable(denial) => {
+            return match policy.names_port(destination.port()) {
+                true => Ok(Opening::Guest(None)),
+                false => Err(Refused::tcp(denial.into())),
+            };
+        }
+        Verdict::Pass(_) if timeout(SERVER_FIRST, spoken(stream)).await.is_ok() => {
+            return Ok(Opening::Guest(None));
+        }
+        Verdict::Pass(_) => {}
+    }
+    let passed = guest.judge(flow, unnamed.clone(), destination).map_err(Refused::tcp)?;
+    let open = Box::new(open(guest, flow, passed).await.map_err(Refused::tcp)?);
+    tokio::select! {
+        biased;
+        () = spoken(stream) => Ok(Opening::Guest(Some(open))),
+        () = spoken(&open.dialed.stream) => Ok(Opening::Server(open)),
+        () = sleep_until(deadline) => Ok(Opening::Server(open)),
+    }
+}
+
+/// Dials what was let through, judges again if the policy moved, and records, before any payload
+/// byte leaves.
+async fn open(guest: &Arc<Guest>, flow: &Arc<Flow>, mut passed: Passed) -> Result<Open, Refusal> {
     let dialed = guest.dialer.dial(&passed.policy, &passed.permit).await?;
     guest.confirm(flow, &mut passed, dialed.remote)?;
-    let record = guest.passed(Kind::Connection, flow, &passed, dialed.egress);
-    guest.trail.record(record.clone());
-    Ok(Open { passed, dialed, record })
+    let account = Account::open(guest, flow, Kind::Connection, &passed, dialed.egress, |_| ());
+    Ok(Open { passed, dialed, account })
 }
 
 /// Returns once there is a byte to read, or there will be none. Readiness alone may be false.
@@ -241,52 +240,40 @@ async fn spoken(stream: &TcpStream) {
     let _ = stream.peek(&mut [0]).await;
 }
 
-/// Reads until the bytes settle what they are; `NeedMore` when the guest is done before that.
-async fn hear(stream: &mut TcpStream, sniffer: &mut Sniffer) -> io::Result<Sniffed> {
-    let mut segment = [0; SEGMENT];
-    loop {
-        let length = stream.read(&mut segment).await?;
-        let sniffed = sniffer.feed(segment.get(..length).unwrap_or_default());
-        if length == 0 || sniffed != Sniffed::NeedMore {
-            return Ok(sniffed);
+/// Reads until the bytes settle what they are; `NeedMore` when the guest is done, or late, before
+/// that.
+async fn first_flight(stream: &mut TcpStream, deadline: Instant) -> (Sniffed, Bytes) {
+    let mut sniffer = Sniffer::new();
+    let hear = async {
+        let mut segment = [0; SEGMENT];
+        loop {
+            let length = stream.read(&mut segment).await.unwrap_or_default();
+            let sniffed = sniffer.feed(segment.get(..length).unwrap_or_default());
+            if length == 0 || sniffed != Sniffed::NeedMore {
+                return sniffed;
+            }
         }
-    }
+    };
+    let sniffed = timeout_at(deadline, hear).await.unwrap_or(Sniffed::NeedMore);
+    (sniffed, sniffer.into_flight())
 }
 
-/// Carries bytes until either side ends it or it is cut, and records what it came to.
+/// Carries bytes until either side ends it or it is cut.
 async fn carry(guest: &Guest, flow: &Flow, stream: TcpStream, open: Open, flight: Bytes) {
-    let begun = Instant::now();
-    let Open { dialed, mut record, .. } = open;
+    let Open { dialed, mut account, .. } = open;
     let cut = async {
         flow.cut().await;
     };
     let Guest { limits, meter, pool, .. } = guest;
     let ended = tunnel(stream, dialed.stream, flight, limits, meter, pool, cut).await;
-    record.time = SystemTime::now();
-    record.outcome = Outcome::Closed;
-    record.bytes_out = Some(ended.bytes_out);
-    record.bytes_in = Some(ended.bytes_in);
-    record.detail = match ended.why {
+    account.record.bytes_out = Some(ended.bytes_out);
+    account.record.bytes_in = Some(ended.bytes_in);
+    account.record.detail = match ended.why {
         Why::Closed | Why::Revoked => None,
         Why::GuestReset => Some("reset by the guest".to_owned()),
         Why::FarReset => Some("reset by the far side".to_owned()),
         Why::Idle => Some("idle".to_owned()),
     };
-    if let Some(Cut::Denied(denial)) = flow.was_cut() {
-        refuse::note(&mut record, &Refusal::changed(denial.clone()));
-    }
-    guest.trail.record(record.took(begun.elapsed()));
-}
-
-impl Guest {
-    /// Closes what was dialled for a silent guest and then not used; its record gets its end.
-    fn unused(&self, open: Option<Open>) {
-        if let Some(Open { mut record, .. }) = open {
-            record.outcome = Outcome::Closed;
-            record.bytes_out = Some(0);
-            self.trail.record(record);
-        }
-    }
 }
 
 impl Refused {

@@ -26,6 +26,7 @@ use policy::audit::{AuditRecord, Kind, shown};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::account::Account;
 use crate::flows::Flow;
 use crate::guest::{Guest, Passed};
 use crate::http::head::{Claim, Fault};
@@ -64,7 +65,7 @@ struct Seen {
 /// Serves requests until either side is done, the connection is idle, or it is cut.
 pub(crate) async fn serve(
     guest: Arc<Guest>,
-    flow: Flow,
+    flow: Arc<Flow>,
     stream: TcpStream,
     flight: Bytes,
     destination: SocketAddr,
@@ -73,11 +74,10 @@ pub(crate) async fn serve(
     let idle = guest.limits.idle;
     let visit = Arc::new(Visit {
         guest: Arc::clone(&guest),
-        flow: Arc::new(flow),
+        flow: Arc::clone(&flow),
         destination,
         relay: Relay::default(),
     });
-    let flow = Arc::clone(&visit.flow);
     let service = service_fn(move |request| {
         let visit = Arc::clone(&visit);
         async move { Ok::<_, Infallible>(visit.serve(request).await) }
@@ -159,11 +159,13 @@ impl Visit {
         let unreachable = |why: &dyn ToString| {
             Refusal::because(Code::UpstreamUnreachable, revision).detailed(why.to_string())
         };
-        let response = match far.sender.try_send_request(Request::from_parts(head, body)).await {
+        let sent = far.sender.try_send_request(Request::from_parts(head, body)).await;
+        let response = match sent {
             Ok(response) => response,
             Err(mut failed) => match failed.take_message() {
                 // Nothing of it was sent: the kept connection had just ended.
                 Some(unsent) if far.used => {
+                    drop(ending);
                     far = self.dial(&passed).await?;
                     ending = self.record(&mut passed, &far, seen)?;
                     far.sender.send_request(unsent).await.map_err(|why| unreachable(&why))?
@@ -178,7 +180,7 @@ impl Visit {
         }
         head::strip(&mut head.headers);
         head.version = Version::HTTP_11;
-        ending.record.status = Some(head.status.as_u16());
+        ending.account.record.status = Some(head.status.as_u16());
         Ok(Response::from_parts(head, Relayed::new(body, ending)))
     }
 
@@ -192,11 +194,12 @@ impl Visit {
     /// The last look before the first byte, and the record of it.
     fn record(&self, passed: &mut Passed, far: &Far, seen: &Seen) -> Result<Ending, Refusal> {
         self.guest.confirm(&self.flow, passed, far.dialed)?;
-        let mut record = self.guest.passed(Kind::Request, &self.flow, passed, far.egress);
-        record.name = record.name.or_else(|| seen.host.clone());
-        seen.note(&mut record);
-        self.guest.trail.record(record.clone());
-        Ok(Ending::new(&self.guest, &self.flow, far, record))
+        let (guest, flow) = (&self.guest, &self.flow);
+        let account = Account::open(guest, flow, Kind::Request, passed, far.egress, |record| {
+            record.name = record.name.take().or_else(|| seen.host.clone());
+            seen.note(record);
+        });
+        Ok(Ending::new(far, account))
     }
 }
 

@@ -10,6 +10,7 @@
 pub mod router;
 mod conn;
 mod http;
+mod account;
 mod guest;
 mod questions;
 mod accept;

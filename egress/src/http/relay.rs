@@ -5,23 +5,23 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use policy::Compiled;
-use policy::audit::{AuditRecord, Outcome};
 use policy::judge::Target;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
+use crate::account::Account;
 use crate::dial::Dialed;
-use crate::flows::{Cut, Flow};
+use crate::flows::Flow;
 use crate::guest::{Guest, Passed};
 use crate::http::HEAD_BYTES;
 use crate::http::wire::{Traffic, Wire};
-use crate::refuse::{self, Refusal};
+use crate::refuse;
 
 /// How long a kept connection may take to be ready for the next request.
 const READY: Duration = Duration::from_millis(50);
@@ -52,15 +52,13 @@ pub(super) struct Relayed {
     _ending: Ending,
 }
 
-/// Records the end of an exchange when it is dropped, however it ended.
+/// The account of an exchange, which gets its bytes when it ends. Between two exchanges nothing of
+/// the connection is let through.
 #[derive(Debug)]
 pub(super) struct Ending {
-    pub(super) record: AuditRecord,
-    guest: Arc<Guest>,
-    flow: Arc<Flow>,
+    pub(super) account: Account,
     traffic: Arc<Traffic>,
     before: (u64, u64),
-    begun: Instant,
 }
 
 impl Relay {
@@ -120,37 +118,18 @@ impl Far {
 }
 
 impl Ending {
-    /// Of an exchange on this connection that begins now and was recorded as `record`.
-    pub(super) fn new(
-        guest: &Arc<Guest>,
-        flow: &Arc<Flow>,
-        far: &Far,
-        record: AuditRecord,
-    ) -> Self {
-        Self {
-            record,
-            guest: Arc::clone(guest),
-            flow: Arc::clone(flow),
-            traffic: Arc::clone(&far.traffic),
-            before: far.traffic.totals(),
-            begun: Instant::now(),
-        }
+    /// Of an exchange on this connection that begins now.
+    pub(super) fn new(far: &Far, account: Account) -> Self {
+        Self { account, traffic: Arc::clone(&far.traffic), before: far.traffic.totals() }
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
         let (read, written) = self.traffic.totals();
-        let mut record = self.record.clone();
-        record.time = SystemTime::now();
-        record.outcome = Outcome::Closed;
-        record.bytes_in = Some(read - self.before.0);
-        record.bytes_out = Some(written - self.before.1);
-        if let Some(Cut::Denied(denial)) = self.flow.was_cut() {
-            refuse::note(&mut record, &Refusal::changed(denial.clone()));
-        }
-        self.guest.trail.record(record.took(self.begun.elapsed()));
-        self.flow.note(None);
+        self.account.record.bytes_in = Some(read - self.before.0);
+        self.account.record.bytes_out = Some(written - self.before.1);
+        self.account.flow().note(None);
     }
 }
 

@@ -5,6 +5,7 @@
 mod peers;
 mod place;
 mod requests;
+mod trouble;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -159,20 +160,33 @@ fn a_question_to_any_address_is_answered_from_that_address() {
         }
         let answer = ask(&place, Ipv4Addr::new(8, 8, 8, 8), "evil.example.com").await;
         assert_eq!(answer[3] & 0x0f, 3, "NXDOMAIN");
+        let mut stream = soon(place.dial(Ipv4Addr::new(8, 8, 8, 8), 53)).await.expect("connected");
+        let question = question("api.example.com");
+        stream.write_u16(question.len().try_into().expect("short")).await.expect("sent");
+        stream.write_all(&question).await.expect("sent");
+        let mut answer = vec![0; soon(stream.read_u16()).await.expect("an answer").into()];
+        soon(stream.read_exact(&mut answer)).await.expect("an answer");
+        assert!(answer.windows(4).any(|four| four == ORIGIN.octets()), "{answer:?}");
         let asked = place.asked.lock().expect("unpoisoned").clone();
         assert!(asked.iter().all(|name| name == "api.example.com"), "{asked:?}");
     });
 }
 
-/// The answer to an A question of the guest, which must come from where it was asked.
-async fn ask(place: &place::Place, server: Ipv4Addr, name: &str) -> Vec<u8> {
-    let socket = place.datagrams();
+/// An A question.
+fn question(name: &str) -> Vec<u8> {
     let mut query = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
         query.push(u8::try_from(label.len()).expect("short"));
         query.extend(label.bytes());
     }
     query.extend([0, 0, 1, 0, 1]);
+    query
+}
+
+/// The answer to an A question of the guest, which must come from where it was asked.
+async fn ask(place: &place::Place, server: Ipv4Addr, name: &str) -> Vec<u8> {
+    let socket = place.datagrams();
+    let query = question(name);
     socket.send_to(&query, (server, 53)).await.expect("sent");
     let mut answer = vec![0; 1500];
     let (length, from) = soon(socket.recv_from(&mut answer)).await.expect("an answer");

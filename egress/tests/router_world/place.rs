@@ -24,8 +24,12 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
 /// The sandbox's egress address; the host has `.9` first, so that it is not the default choice.
 pub const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
-/// Where every name resolves to.
+/// Where names resolve to, but for `inner.` and `own.` ones.
 pub const ORIGIN: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
+/// The host's own address, to which `own.` names resolve.
+pub const HOST: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 9);
+/// A private address, on the internet's side of the host, to which `inner.` names resolve.
+pub const INNER: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 3);
 /// An address that no name resolves to and no rule names.
 pub const SINK: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 66);
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 53);
@@ -40,11 +44,31 @@ struct Land {
 /// What a test holds.
 pub struct Place {
     land: Arc<Land>,
+    start: Start,
     pub router: Router,
     pub policy: PolicyHandle,
     pub slot: Slot,
     records: Receiver<AuditRecord>,
     pub asked: Arc<Mutex<Vec<String>>>,
+}
+
+/// What a router is started with.
+struct Start {
+    netns: String,
+    resolver: Resolver,
+    own: OwnAddresses,
+    trail: Trail,
+}
+
+impl Start {
+    async fn router(&self) -> Router {
+        let limits =
+            Limits { flows: 64, first_flight: Duration::from_secs(3), ..Limits::default() };
+        let netns = self.netns.clone();
+        let config = Config { netns, divert_port: 15_001, nflog_group: 7, limits };
+        let (resolver, own) = (self.resolver.clone(), self.own.clone());
+        Router::start(config, resolver, own, self.trail.clone()).await.expect("a router")
+    }
 }
 
 /// Builds a place with this policy and runs a test in it.
@@ -78,17 +102,11 @@ impl Place {
             upstreams: vec![SocketAddr::from((RESOLVER, 53))],
             ..ResolverConfig::default()
         });
-        let own = OwnAddresses::new([EGRESS, Ipv4Addr::new(93, 184, 216, 9)].map(IpAddr::from));
+        let own = OwnAddresses::new([EGRESS, HOST].map(IpAddr::from));
         let (trail, records) = Trail::bounded(10_000);
-        let config = Config {
-            netns: format!("{}w", land.prefix),
-            divert_port: 15_001,
-            nflog_group: 7,
-            limits: Limits { flows: 64, first_flight: Duration::from_secs(3), ..Limits::default() },
-        };
-        let router = Router::start(config, resolver.expect("a resolver"), own, trail)
-            .await
-            .expect("a router");
+        let resolver = resolver.expect("a resolver");
+        let start = Start { netns: format!("{}w", land.prefix), resolver, own, trail };
+        let router = start.router().await;
         let slot = Slot::new(1).expect("in range");
         land.ip("w", "link add pt1 type veth peer name eth0");
         land.ip("w", &format!("link set eth0 netns {}g", land.prefix));
@@ -98,7 +116,7 @@ impl Place {
         land.ip("g", "link set eth0 up");
         land.ip("g", "route add default via 169.254.100.1");
         let policy = PolicyHandle::new(compiled(rules, 1));
-        let place = Self { land, router, policy, slot, records, asked };
+        let place = Self { land, start, router, policy, slot, records, asked };
         place.attach().await.expect("attached");
         place.settle().await;
         place
@@ -134,6 +152,22 @@ impl Place {
         self.router.attach(attachment).await
     }
 
+    /// A daemon that dies, as far as one process can show it, and the next one: the router's sockets
+    /// are gone, its rules and the tap are not.
+    pub async fn restart(self) -> Self {
+        let Self { land, start, router, policy, slot, records, asked } = self;
+        drop(router);
+        let router = start.router().await;
+        let place = Self { land, start, router, policy, slot, records, asked };
+        place.attach().await.expect("attached");
+        place
+    }
+
+    /// Takes the sandbox's egress address from the host.
+    pub fn lose_egress(&self) {
+        self.land.ip("h", &format!("addr del {EGRESS}/24 dev wan"));
+    }
+
     /// Puts another policy in force.
     pub fn write(&self, rules: &str, revision: u64) {
         self.policy.store(compiled(rules, revision));
@@ -164,6 +198,11 @@ impl Place {
         listening(self.land.made('i', move || std::net::TcpListener::bind((address, port))))
     }
 
+    /// A listener on the host.
+    pub fn host_listener(&self, address: Ipv4Addr, port: u16) -> TcpListener {
+        listening(self.land.made('h', move || std::net::TcpListener::bind((address, port))))
+    }
+
     /// Waits for a record; names the ones that came instead when it does not.
     pub async fn record(&self, wanted: impl Fn(&AuditRecord) -> bool) -> AuditRecord {
         let deadline = Instant::now() + Duration::from_secs(3);
@@ -180,8 +219,7 @@ impl Place {
 
     /// What `nft` reads in the guests' namespace.
     pub fn nft(&self) -> String {
-        let netns = format!("{}w", self.land.prefix);
-        let args = ["netns", "exec", &netns, "nft", "list", "ruleset"];
+        let args = ["netns", "exec", &self.start.netns, "nft", "list", "ruleset"];
         let out = Command::new("ip").args(args).output().expect("nft runs");
         String::from_utf8(out.stdout).expect("utf-8")
     }
@@ -202,7 +240,7 @@ fn listening(listener: std::net::TcpListener) -> TcpListener {
     TcpListener::from_std(listener).expect("a runtime")
 }
 
-/// Answers every A question with [`ORIGIN`] and says what it was asked.
+/// Answers every A question and says what it was asked.
 async fn name_server(socket: UdpSocket, asked: Arc<Mutex<Vec<String>>>) {
     let mut buffer = [0; 1500];
     while let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
@@ -220,7 +258,12 @@ async fn name_server(socket: UdpSocket, asked: Arc<Mutex<Vec<String>>>) {
         answer.extend(&query[12..at + 5]);
         if wants_a {
             answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
-            answer.extend(ORIGIN.octets());
+            let address = match labels[0].as_str() {
+                "inner" => INNER,
+                "own" => HOST,
+                _ => ORIGIN,
+            };
+            answer.extend(address.octets());
         }
         socket.send_to(&answer, peer).await.expect("sent");
     }
@@ -235,7 +278,7 @@ impl Land {
             land.ip(role, "link set lo up");
         }
         land.ip("h", &format!("link add wan type veth peer name in netns {}i", land.prefix));
-        for address in [Ipv4Addr::new(93, 184, 216, 9), EGRESS] {
+        for address in [HOST, EGRESS] {
             land.ip("h", &format!("addr add {address}/24 dev wan"));
         }
         for address in [ORIGIN, SINK, RESOLVER] {
@@ -243,6 +286,8 @@ impl Land {
         }
         land.ip("h", "link set wan up");
         land.ip("i", "link set in up");
+        land.ip("i", &format!("addr add {INNER}/32 dev in"));
+        land.ip("h", &format!("route add {INNER}/32 dev wan"));
         land
     }
 

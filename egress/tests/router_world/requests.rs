@@ -170,6 +170,122 @@ fn what_cannot_be_judged_is_refused_with_its_status() {
     });
 }
 
+/// An origin that answers every connection with these bytes once it has read a head, and says what
+/// it read.
+fn canned(listener: TcpListener, answer: &'static str) -> Asked {
+    let asked = Asked::default();
+    let seen = Arc::clone(&asked);
+    serve(listener, move |mut stream| {
+        let seen = Arc::clone(&seen);
+        async move {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let Ok(byte) = stream.read_u8().await else { return };
+                head.push(byte);
+            }
+            seen.lock().expect("unpoisoned").push(String::from_utf8(head).expect("ascii"));
+            let _ = stream.write_all(answer.as_bytes()).await;
+            let _ = stream.read_u8().await;
+        }
+    });
+    asked
+}
+
+#[test]
+fn trailers_pass_and_an_upgrade_is_not_offered() {
+    run(RULES, async |place| {
+        let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-sum\r\n\r\n\
+                      2\r\nhi\r\n0\r\nx-sum: 9\r\n\r\n";
+        let asked = canned(place.origin(ORIGIN, 80), answer);
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request = "GET / HTTP/1.1\r\nHost: web.example.com\r\nTE: trailers\r\n\
+                       Connection: te, upgrade\r\nUpgrade: websocket\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut seen = Vec::new();
+        while !seen.ends_with(b"x-sum: 9\r\n\r\n") {
+            seen.push(soon(stream.read_u8()).await.expect("trailers"));
+        }
+        let head = asked.lock().expect("unpoisoned")[0].to_lowercase();
+        assert!(head.contains("te: trailers") && !head.contains("upgrade"), "{head}");
+    });
+}
+
+#[test]
+fn http_1_0_is_served_and_closed() {
+    run(RULES, async |place| {
+        echo(place.origin(ORIGIN, 80));
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request = "POST / HTTP/1.0\r\nHost: web.example.com\r\nContent-Length: 2\r\n\r\nhi";
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        soon(stream.read_to_string(&mut answer)).await.expect("an answer and the end");
+        assert!(answer.contains(" 200 ") && answer.ends_with("\r\n\r\nhi"), "{answer}");
+    });
+}
+
+#[test]
+fn bodies_stream_both_ways_at_once() {
+    run(RULES, async |place| {
+        serve(place.origin(ORIGIN, 80), async |stream| {
+            let service = service_fn(async |request: Request<Incoming>| {
+                Ok::<_, hyper::Error>(Response::new(request.into_body()))
+            });
+            let server = hyper::server::conn::http1::Builder::new();
+            let _ = server.serve_connection(TokioIo::new(stream), service).await;
+        });
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let head = "POST / HTTP/1.1\r\nHost: web.example.com\r\nTransfer-Encoding: chunked\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.expect("sent");
+        let mut seen = Vec::new();
+        for word in ["first", "second"] {
+            let chunk = format!("{:x}\r\n{word}\r\n", word.len());
+            stream.write_all(chunk.as_bytes()).await.expect("sent");
+            while !seen.ends_with(chunk.as_bytes()) {
+                seen.push(soon(stream.read_u8()).await.expect("its echo before the next"));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_request_under_way_is_cut_when_the_policy_is_tightened() {
+    run(RULES, async |place| {
+        let asked =
+            canned(place.origin(ORIGIN, 80), "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1");
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request = "GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n1") {
+            head.push(soon(stream.read_u8()).await.expect("a head"));
+        }
+        assert_eq!(asked.lock().expect("unpoisoned").len(), 1);
+        place.write("", 2);
+        assert_eq!(place.router.rejudge(place.slot).cut, 1);
+        assert!(soon(stream.read_u8()).await.is_err());
+        let closed = place.record(|r| r.outcome == Outcome::Closed).await;
+        assert_eq!(closed.code, Some(Code::PolicyChanged));
+    });
+}
+
+#[test]
+fn a_kept_connection_is_not_used_under_another_policy() {
+    run(RULES, async |place| {
+        let (peers, _) = echo(place.origin(ORIGIN, 80));
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request = "GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
+        for (revision, connections) in [(1, 1), (1, 1), (2, 2)] {
+            if revision == 2 {
+                place.write(RULES, revision);
+            }
+            assert_eq!(exchange(&mut stream, request).await.0, 200);
+            assert_eq!(count(&peers), connections);
+        }
+        place.write("", 3);
+        assert_eq!(exchange(&mut stream, request).await.0, 403);
+    });
+}
+
 #[test]
 fn a_far_side_that_is_not_there_is_a_502() {
     run(RULES, async |place| {

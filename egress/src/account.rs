@@ -1,0 +1,57 @@
+//! The audit of one thing that was let through: recorded before its first byte leaves, and again,
+//! with what it came to, when it ends, however it ends.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use policy::audit::{AuditRecord, Kind, Outcome};
+use tokio::time::Instant;
+
+use crate::flows::{Cut, Flow};
+use crate::guest::{Guest, Passed};
+use crate::refuse::{self, Refusal};
+
+/// An open account; dropping it records its end.
+#[derive(Debug)]
+pub(crate) struct Account {
+    /// What is recorded at the end; bytes, status and the like are filled in on the way.
+    pub(crate) record: AuditRecord,
+    guest: Arc<Guest>,
+    flow: Arc<Flow>,
+    begun: Instant,
+}
+
+impl Account {
+    /// Records what is let through, from which address and port.
+    pub(crate) fn open(
+        guest: &Arc<Guest>,
+        flow: &Arc<Flow>,
+        kind: Kind,
+        passed: &Passed,
+        egress: SocketAddr,
+        fill: impl FnOnce(&mut AuditRecord),
+    ) -> Self {
+        let mut record = guest.passed(kind, flow, passed, egress);
+        fill(&mut record);
+        guest.trail.record(record.clone());
+        Self { record, guest: Arc::clone(guest), flow: Arc::clone(flow), begun: Instant::now() }
+    }
+
+    /// The connection it is about.
+    pub(crate) fn flow(&self) -> &Flow {
+        &self.flow
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let mut record = self.record.clone();
+        record.time = SystemTime::now();
+        record.outcome = Outcome::Closed;
+        if let Some(Cut::Denied(denial)) = self.flow.was_cut() {
+            refuse::note(&mut record, &Refusal::changed(denial.clone()));
+        }
+        self.guest.trail.record(record.took(self.begun.elapsed()));
+    }
+}
