@@ -285,6 +285,7 @@ async fn a_debian_guest_boots_runs_commands_and_powers_off() {
     qemu.stop(&process).await.expect("stopping twice is no error");
 }
 
+/// Promise 25.
 #[tokio::test(flavor = "multi_thread")]
 async fn its_process_owns_nothing_but_what_it_was_given() {
     let (world, qemu) = (World::new(), qemu().with_grace(Duration::ZERO));
@@ -331,6 +332,8 @@ async fn its_process_owns_nothing_but_what_it_was_given() {
         .map(str::to_owned)
         .collect();
     assert_eq!(session[4], host.pid.to_string(), "leads a session of its own");
+    let links = fs::read_to_string(proc.join("net/dev")).expect("it runs");
+    assert_eq!(links.lines().skip(2).count(), 1, "no link but its own lo:\n{links}");
     assert!(!host.groups.is_empty());
     for group in &host.groups {
         let members = fs::read_to_string(group.join("cgroup.procs")).expect("made");
@@ -343,6 +346,7 @@ async fn its_process_owns_nothing_but_what_it_was_given() {
     assert_nothing_is_left(&world, &process);
 }
 
+/// Promise 25.
 #[tokio::test(flavor = "multi_thread")]
 async fn it_outlives_the_daemon_that_started_it_and_is_adopted_by_the_next() {
     let (world, qemu) = (World::new(), qemu().with_grace(Duration::from_secs(20)));

@@ -1,7 +1,8 @@
 //! From an argv to a process that owns nothing but what it was given.
 //!
 //! The daemon is a program of many threads and must not run its own code between fork and exec, so
-//! a few lines of shell and two small tools step down: control group, limits, session, user.
+//! a few lines of shell and three small tools step down: control group, limits, session, network,
+//! user.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -43,6 +44,10 @@ cd /
 exec "$@"
 "#;
 
+/// A session of its own, so that no terminal and no daemon takes it along; a network of its own
+/// without a link, so that a guest that broke out of QEMU still has its tap and nothing else.
+const ALONE: [&str; 6] = ["setsid", "unshare", "--net", "--ipc", "--uts", "--"];
+
 /// What the process gets, open.
 #[derive(Debug)]
 pub(super) struct Given {
@@ -69,7 +74,7 @@ pub(super) async fn launch(
     let mut child = {
         let mut command = Command::new("bash");
         command.args(["-c", STEP_DOWN, "bash", &file_limit(&machine.base)?.to_string()]);
-        command.args(groups).arg("--").arg("setsid").args(user(machine.uid, accel)).args(&argv);
+        command.args(groups).arg("--").args(ALONE).args(user(machine.uid, accel)).args(&argv);
         let log = create(&log)?;
         command
             .env_clear()

@@ -40,7 +40,7 @@ impl Report {
 pub(super) async fn look(binary: &Path, accel: Choice, image: &Path) -> Report {
     let layout = Layout::find();
     let mut missing_programs = Vec::new();
-    for program in ["qemu-img", "setpriv", "setsid"] {
+    for program in ["bash", "qemu-img", "setpriv", "setsid", "unshare"] {
         if first_line(Path::new(program)).await.is_none() {
             missing_programs.push(program);
         }
