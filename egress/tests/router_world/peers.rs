@@ -12,16 +12,16 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// Far sides see these peers, in order.
-pub type Peers = Arc<Mutex<Vec<SocketAddr>>>;
+pub(crate) type Peers = Arc<Mutex<Vec<SocketAddr>>>;
 
 /// Both ends of TLS for a few names.
-pub struct Tls {
+pub(crate) struct Tls {
     connector: TlsConnector,
     acceptor: TlsAcceptor,
 }
 
 impl Tls {
-    pub fn new(names: &[&str]) -> Self {
+    pub(crate) fn new(names: &[&str]) -> Self {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let made = rcgen::generate_simple_self_signed(names).expect("a certificate");
         let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
@@ -36,7 +36,7 @@ impl Tls {
     }
 
     /// Speaks TLS on a connection, under a name.
-    pub async fn client(
+    pub(crate) async fn client(
         &self,
         stream: TcpStream,
         name: &str,
@@ -46,7 +46,7 @@ impl Tls {
     }
 
     /// Echoes what TLS clients send.
-    pub fn echo(&self, listener: TcpListener) -> Peers {
+    pub(crate) fn echo(&self, listener: TcpListener) -> Peers {
         let acceptor = self.acceptor.clone();
         serve(listener, move |stream| {
             let acceptor = acceptor.clone();
@@ -61,7 +61,7 @@ impl Tls {
 }
 
 /// Accepts, notes the peer, and serves.
-pub fn serve<F: Future<Output = ()> + Send + 'static>(
+pub(crate) fn serve<F: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
     with: impl Fn(TcpStream) -> F + Send + 'static,
 ) -> Peers {
@@ -77,7 +77,7 @@ pub fn serve<F: Future<Output = ()> + Send + 'static>(
 }
 
 /// Accepts whatever comes, and keeps it open.
-pub fn sink(listener: TcpListener) -> Peers {
+pub(crate) fn sink(listener: TcpListener) -> Peers {
     serve(listener, |mut stream| async move {
         let mut waste = [0; 1024];
         while stream.read(&mut waste).await.is_ok_and(|n| n > 0) {}
@@ -85,11 +85,11 @@ pub fn sink(listener: TcpListener) -> Peers {
 }
 
 /// How many connections a far side has seen.
-pub fn count(peers: &Peers) -> usize {
+pub(crate) fn count(peers: &Peers) -> usize {
     peers.lock().expect("unpoisoned").len()
 }
 
 /// Everything a future gives, or a panic after five seconds.
-pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(5), future).await.expect("in time")
 }

@@ -23,15 +23,15 @@ use socket2::{Domain, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
 /// The sandbox's egress address; the host has `.9` first, so that it is not the default choice.
-pub const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
+pub(crate) const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
 /// Where names resolve to, but for `inner.` and `own.` ones.
-pub const ORIGIN: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
+pub(crate) const ORIGIN: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
 /// The host's own address, to which `own.` names resolve.
-pub const HOST: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 9);
+pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 9);
 /// A private address, on the internet's side of the host, to which `inner.` names resolve.
-pub const INNER: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 3);
+pub(crate) const INNER: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 3);
 /// An address that no name resolves to and no rule names.
-pub const SINK: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 66);
+pub(crate) const SINK: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 66);
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 53);
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -42,14 +42,14 @@ struct Land {
 }
 
 /// What a test holds.
-pub struct Place {
+pub(crate) struct Place {
     land: Arc<Land>,
     start: Start,
-    pub router: Router,
-    pub policy: PolicyHandle,
-    pub slot: Slot,
+    pub(crate) router: Router,
+    pub(crate) policy: PolicyHandle,
+    pub(crate) slot: Slot,
     records: Receiver<AuditRecord>,
-    pub asked: Arc<Mutex<Vec<String>>>,
+    pub(crate) asked: Arc<Mutex<Vec<String>>>,
 }
 
 /// What a router is started with.
@@ -72,7 +72,7 @@ impl Start {
 }
 
 /// Builds a place with this policy and runs a test in it.
-pub fn run<F: Future<Output = ()>>(rules: &str, test: impl FnOnce(Place) -> F + Send) {
+pub(crate) fn run<F: Future<Output = ()>>(rules: &str, test: impl FnOnce(Place) -> F + Send) {
     let land = Arc::new(Land::new());
     std::thread::scope(|scope| {
         let ended = scope.spawn(|| {
@@ -137,7 +137,7 @@ impl Place {
         while self.records.recv_timeout(Duration::from_millis(20)).is_ok() {}
     }
 
-    pub async fn attach(&self) -> Result<(), egress::Error> {
+    pub(crate) async fn attach(&self) -> Result<(), egress::Error> {
         let subject = Subject {
             sandbox: "demo".parse().expect("a name"),
             tenant: "acme".parse().expect("a name"),
@@ -154,7 +154,7 @@ impl Place {
 
     /// A daemon that dies, as far as one process can show it, and the next one: the router's sockets
     /// are gone, its rules and the tap are not.
-    pub async fn restart(self) -> Self {
+    pub(crate) async fn restart(self) -> Self {
         let Self { land, start, router, policy, slot, records, asked } = self;
         drop(router);
         let router = start.router().await;
@@ -164,17 +164,17 @@ impl Place {
     }
 
     /// Takes the sandbox's egress address from the host.
-    pub fn lose_egress(&self) {
+    pub(crate) fn lose_egress(&self) {
         self.land.ip("h", &format!("addr del {EGRESS}/24 dev wan"));
     }
 
     /// Puts another policy in force.
-    pub fn write(&self, rules: &str, revision: u64) {
+    pub(crate) fn write(&self, rules: &str, revision: u64) {
         self.policy.store(compiled(rules, revision));
     }
 
     /// A connection of the guest.
-    pub async fn dial(&self, address: Ipv4Addr, port: u16) -> io::Result<TcpStream> {
+    pub(crate) async fn dial(&self, address: Ipv4Addr, port: u16) -> io::Result<TcpStream> {
         let socket = self.land.made('g', || {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
             socket.set_nonblocking(true)?;
@@ -184,27 +184,27 @@ impl Place {
     }
 
     /// A datagram socket of the guest.
-    pub fn datagrams(&self) -> UdpSocket {
+    pub(crate) fn datagrams(&self) -> UdpSocket {
         adopt(self.land.made('g', || std::net::UdpSocket::bind("0.0.0.0:0")))
     }
 
     /// A listener in the guest.
-    pub fn guest_listener(&self, port: u16) -> TcpListener {
+    pub(crate) fn guest_listener(&self, port: u16) -> TcpListener {
         listening(self.land.made('g', move || std::net::TcpListener::bind(("0.0.0.0", port))))
     }
 
     /// A listener on the internet.
-    pub fn origin(&self, address: Ipv4Addr, port: u16) -> TcpListener {
+    pub(crate) fn origin(&self, address: Ipv4Addr, port: u16) -> TcpListener {
         listening(self.land.made('i', move || std::net::TcpListener::bind((address, port))))
     }
 
     /// A listener on the host.
-    pub fn host_listener(&self, address: Ipv4Addr, port: u16) -> TcpListener {
+    pub(crate) fn host_listener(&self, address: Ipv4Addr, port: u16) -> TcpListener {
         listening(self.land.made('h', move || std::net::TcpListener::bind((address, port))))
     }
 
     /// Waits for a record; names the ones that came instead when it does not.
-    pub async fn record(&self, wanted: impl Fn(&AuditRecord) -> bool) -> AuditRecord {
+    pub(crate) async fn record(&self, wanted: impl Fn(&AuditRecord) -> bool) -> AuditRecord {
         let deadline = Instant::now() + Duration::from_secs(3);
         let mut others = Vec::new();
         while Instant::now() < deadline {
@@ -218,14 +218,14 @@ impl Place {
     }
 
     /// What `nft` reads in the guests' namespace.
-    pub fn nft(&self) -> String {
+    pub(crate) fn nft(&self) -> String {
         let args = ["netns", "exec", &self.start.netns, "nft", "list", "ruleset"];
         let out = Command::new("ip").args(args).output().expect("nft runs");
         String::from_utf8(out.stdout).expect("utf-8")
     }
 }
 
-pub fn compiled(rules: &str, revision: u64) -> Compiled {
+pub(crate) fn compiled(rules: &str, revision: u64) -> Compiled {
     let policy = Policy::from_toml(rules).expect("a policy");
     Compiled::new(&[(Layer::Sandbox, &policy)], Revision(revision))
 }
