@@ -195,8 +195,11 @@ impl Compiled {
         let nothing = match (protocol, port) {
             (Protocol::Udp, 443) => Code::Quic,
             (Protocol::Udp, _) => Code::Protocol,
-            _ if evidence.names().is_empty() => Code::NoName,
-            _ => Code::NoRule,
+            _ if !evidence.names().is_empty() => Code::NoRule,
+            _ if destination.is_some_and(|address| special(address).is_some()) => {
+                Code::PrivateAddress
+            }
+            _ => Code::NoName,
         };
         // What a default lets through has a name that the bytes carry; raw bytes where TLS and HTTP
         // are expected carry none that can be trusted.

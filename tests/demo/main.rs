@@ -78,7 +78,7 @@ impl Demo {
         let denied = format!("{CURL} -H 'host: {}' http://{}/", attacker.name, attacker.ip);
         self.refused("HTTP to a host no rule names", &denied, "no-rule", "http");
         let denied = format!("{CURL} http://{METADATA}/latest/meta-data/");
-        self.refused("the cloud's metadata address", &denied, "no-rule", "http");
+        self.refused("the cloud's metadata address", &denied, "private-address", "http");
         let denied = format!("{CURL} http://{neighbour}/");
         self.refused("another guest's address", &denied, "private-address", "");
         self.refused("QUIC to the allowed API", &udp(&api.ip.to_string(), 443), "quic", "udp");

@@ -244,7 +244,7 @@ fn addresses_pass_by_address_rules_whatever_the_evidence() {
             ("udp 203.0.113.7:443", "deny quic"),
             ("udp 198.51.100.7:3478", "pass 198.51.100.7 Raw"),
             ("udp 198.51.100.7:443", "deny port"),
-            ("raw 198.51.100.7:3478", "deny no-name"),
+            ("raw 198.51.100.7:3478", "deny private-address"),
         ],
     );
 }
@@ -327,7 +327,7 @@ fn a_name_of_one_layer_and_an_address_of_another_do_not_add_up() {
         &both,
         &[
             ("tls a.ex.org:443 @ 203.0.113.7", "deny no-rule"),
-            ("raw 203.0.113.7:443", "deny no-name"),
+            ("raw 203.0.113.7:443", "deny private-address"),
         ],
     );
 }
