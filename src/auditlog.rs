@@ -9,6 +9,7 @@ mod coalesce;
 mod files;
 
 use std::collections::VecDeque;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
@@ -83,7 +84,9 @@ impl AuditLog {
         records: Receiver<AuditRecord>,
     ) -> Result<Self, Error> {
         let prepare = |doing, source| Error::Prepare { doing, path: config.dir.clone(), source };
-        fs::create_dir_all(&config.dir).map_err(|e| prepare("making the audit folder", e))?;
+        // Who reached what is not for everybody on the host.
+        let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(&config.dir);
+        made.map_err(|e| prepare("making the audit folder", e))?;
         let files = Files::open(&config.dir, config.file_size.0, config.total_size.0)
             .map_err(|e| prepare("opening the audit in", e))?;
         let shared = Arc::new(Shared {

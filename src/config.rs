@@ -75,7 +75,7 @@ section! {
         listen: Option<SocketAddr> = None,
         /// Host names that a TCP caller may use for this node, besides the address itself.
         hosts: Vec<String> = Vec::new(),
-        /// Connections at once, all listeners together.
+        /// Connections at once, on each listener.
         connections: usize = 256,
         /// Who may call over TCP.
         token: Vec<Token> = Vec::new(),

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use policy::{Revision, SandboxName, TenantName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::problem::Problem;
@@ -60,7 +61,7 @@ pub struct Create {
     /// Its own layer of policy, as JSON; none: an empty one, which denies everything.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(value_type = Option<Object>)]
-    pub policy: Option<Value>,
+    pub policy: Option<Box<RawValue>>,
 }
 
 /// A sandbox as it is now.

@@ -1,12 +1,9 @@
 //! How refusals and failures leave: always the same JSON, always the status of their kind.
 
-use std::error::Error as _;
-
 use axum::Json;
 use axum::http::{HeaderValue, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::error::chain;
 use crate::problem::{ErrorBody, Kind, Problem};
 use crate::wire::EXEC_PROTOCOL;
 
@@ -45,16 +42,11 @@ impl From<lifecycle::Error> for Problem {
                 Self::new(Kind::RevisionMoved, format!("the policy is at revision {current}"))
                     .fix("read it again and repeat the change")
             }
-            E::WrongState { .. } | E::Agent { .. } => Self::new(Kind::Conflict, error.to_string()),
-            E::Full(_) | E::Stopping => Self::new(Kind::Unavailable, error.to_string()),
-            failed => {
-                let said = chain(&failed);
-                tracing::error!(error = %said, "request failed");
-                // A cause names paths and devices of the node: for its log only.
-                let hidden = failed.source().is_some();
-                let failure = Self::new(Kind::Failed, failed.to_string());
-                if hidden { failure.fix("see the log of the daemon") } else { failure }
+            E::WrongState { .. } => Self::new(Kind::Conflict, error.to_string()),
+            E::Agent { .. } | E::Full(_) | E::Stopping => {
+                Self::new(Kind::Unavailable, error.to_string())
             }
+            failed => Self::new(Kind::Failed, failed.to_string()),
         }
     }
 }

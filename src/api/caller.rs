@@ -17,6 +17,7 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 
 use crate::api::Api;
 use crate::config::{Reach, Token};
+use crate::error::chain;
 use crate::problem::{Kind, Problem};
 
 /// Where a connection came from; set by the listener, never by the request.
@@ -58,6 +59,23 @@ impl Caller {
 
     pub(crate) fn sees(&self, tenant: &TenantName) -> bool {
         self.tenant().is_none_or(|own| own == tenant)
+    }
+
+    /// What it is told of a failure: the operator also what caused it, which may name paths and
+    /// devices of the node; others find a word in the log for it.
+    pub(crate) fn told(&self, error: lifecycle::Error) -> Problem {
+        let cause = chain(&error);
+        match Problem::from(error) {
+            failure if failure.code != Kind::Failed => failure,
+            failure => {
+                tracing::error!(error = %cause, caller = self.who, "request failed");
+                if self.local {
+                    Problem { message: cause.into(), ..failure }
+                } else {
+                    failure.fix("ask the operator: the log of the daemon says more")
+                }
+            }
+        }
     }
 
     /// Whether it came over the unix socket, and so is the operator.

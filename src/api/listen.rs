@@ -27,7 +27,7 @@ use crate::config::Api as Config;
 use crate::error::Error;
 
 /// From accept, or the last answer, to the end of the next request's head.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long open requests may take to end once the daemon stops.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Pause after an accept that failed for want of resources.
@@ -104,13 +104,13 @@ fn tempdir_beside(path: &Path) -> io::Result<std::path::PathBuf> {
     Ok(dir)
 }
 
-/// Serves until `stop` is cancelled and what was open then has ended, or five seconds passed.
+/// Serves at most `most` connections a listener until `stop` is cancelled and what was open then has ended, or five seconds passed.
 pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: CancellationToken) {
-    let open = Arc::new(Semaphore::new(most));
     let connections = TaskTracker::new();
     let doors = TaskTracker::new();
     for listener in listeners {
-        let (app, open) = (app.clone(), Arc::clone(&open));
+        // Each listener has places of its own: strangers on TCP cannot take the operator's.
+        let (app, open) = (app.clone(), Arc::new(Semaphore::new(most)));
         let (stop, connections) = (stop.clone(), connections.clone());
         doors.spawn(async move {
             while let Some(place) =

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use lifecycle::Scope;
 use policy::document::Rule;
 use policy::{Policy, Revision};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::api::body::{Document, Json};
 use crate::api::caller::Caller;
@@ -77,7 +77,7 @@ pub(crate) async fn add_to_sandbox(
     caller: Caller,
     Path(name): Path<String>,
     headers: HeaderMap,
-    Json(rule): Json<Value>,
+    Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {
     api.add(&api.scope_of(&caller, &name)?, &caller, &headers, &rule).await
 }
@@ -162,7 +162,7 @@ pub(crate) async fn add_to_tenant(
     caller: Caller,
     Path(tenant): Path<String>,
     headers: HeaderMap,
-    Json(rule): Json<Value>,
+    Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {
     api.add(&tenant_scope(&caller, &tenant)?, &caller, &headers, &rule).await
 }
@@ -219,7 +219,7 @@ pub(crate) async fn add_to_platform(
     State(api): State<Api>,
     caller: Caller,
     headers: HeaderMap,
-    Json(rule): Json<Value>,
+    Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {
     api.add(&platform_scope(&caller)?, &caller, &headers, &rule).await
 }
@@ -247,8 +247,8 @@ impl Api {
         policy: Policy,
     ) -> Result<Answer<Change>, Problem> {
         let expected = if_match(headers)?;
-        let change = self.0.keeper.set_policy(scope, policy, expected, &caller.actor()).await?;
-        Ok(Answer(shown(&change)))
+        let change = self.0.keeper.set_policy(scope, policy, expected, &caller.actor()).await;
+        change.map(|change| Answer(shown(&change))).map_err(|error| caller.told(error))
     }
 
     async fn add(
@@ -256,12 +256,12 @@ impl Api {
         scope: &Scope,
         caller: &Caller,
         headers: &HeaderMap,
-        rule: &Value,
+        rule: &RawValue,
     ) -> Result<Answer<Change>, Problem> {
         let expected = if_match(headers)?;
         let rule = read_rule(rule)?;
-        let change = self.0.keeper.add_rule(scope, rule, expected, &caller.actor()).await?;
-        Ok(Answer(shown(&change)))
+        let change = self.0.keeper.add_rule(scope, rule, expected, &caller.actor()).await;
+        change.map(|change| Answer(shown(&change))).map_err(|error| caller.told(error))
     }
 }
 
@@ -283,9 +283,9 @@ fn not_for_tokens() -> Problem {
 }
 
 /// A rule is read as the only one of a document, so that it is checked like any other.
-fn read_rule(rule: &Value) -> Result<Rule, Problem> {
-    let alone = serde_json::json!({ "rule": [rule] });
-    let policy = Policy::from_json(&alone.to_string()).map_err(|refused| {
+fn read_rule(rule: &RawValue) -> Result<Rule, Problem> {
+    let alone = format!("{{\"rule\":[{rule}]}}");
+    let policy = Policy::from_json(&alone).map_err(|refused| {
         let problem = Problem::from(refused);
         let field = problem.field.as_deref().unwrap_or_default();
         let field = field.strip_prefix("rule[0]").unwrap_or(field).trim_start_matches('.');

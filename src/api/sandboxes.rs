@@ -67,7 +67,8 @@ pub(crate) async fn create(
     let spec = api.spec(&caller, wanted)?;
     let (actor, name) = (caller.actor(), spec.name.clone());
     if !stream {
-        let made = api.0.keeper.create(spec, &actor, |_| {}).await?;
+        let made = api.0.keeper.create(spec, &actor, |_| {}).await;
+        let made = made.map_err(|error| caller.told(error))?;
         return Ok((StatusCode::CREATED, Answer(api.shown(&made))).into_response());
     }
     let (steps, mut told) = mpsc::channel(STEPS);
@@ -79,7 +80,7 @@ pub(crate) async fn create(
         };
         let end = match api.0.keeper.create(spec, &actor, progress).await {
             Ok(made) => Step::Sandbox(Box::new(api.shown(&made))),
-            Err(error) => Step::Error(error.into()),
+            Err(error) => Step::Error(caller.told(error)),
         };
         let _ = steps.send(end).await;
     });
@@ -121,7 +122,8 @@ pub(crate) async fn remove(
     Path(name): Path<String>,
 ) -> Result<StatusCode, Problem> {
     let found = api.sandbox(&caller, &name)?;
-    api.0.keeper.remove(&found.name, &caller.actor()).await?;
+    let removed = api.0.keeper.remove(&found.name, &caller.actor()).await;
+    removed.map_err(|error| caller.told(error))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -156,7 +158,8 @@ pub(crate) async fn exec(
     })?;
     let body::Json(Exec { argv, env, cwd, user }) = body::Json::from_request(request, &api).await?;
     let command = agent::Exec { argv, env, cwd, user };
-    let guest = api.0.keeper.exec(&found.name, &command, &caller.actor()).await?;
+    let guest = api.0.keeper.exec(&found.name, &command, &caller.actor()).await;
+    let guest = guest.map_err(|error| caller.told(error))?;
     let stop = api.0.stop.clone();
     api.0.relays.spawn(async move {
         let relayed = stop.run_until_cancelled(async {
@@ -217,7 +220,7 @@ impl Api {
         }
         let memory = wanted.memory.unwrap_or(self.0.defaults.memory);
         let policy = match wanted.policy {
-            Some(policy) => Policy::from_json(&policy.to_string()).map_err(|refused| {
+            Some(policy) => Policy::from_json(policy.get()).map_err(|refused| {
                 let problem = Problem::from(refused);
                 let field = problem.field.as_deref().filter(|field| !field.is_empty());
                 let field = field.map_or("policy".into(), |field| format!("policy.{field}"));

@@ -250,6 +250,14 @@ async fn whatever_is_refused_is_refused_in_one_form_and_changes_nothing() {
         ),
         (
             &post,
+            rules,
+            text("{\"allow\":[\"a.example\"],\"allow\":[\"b.example\"]}"),
+            Kind::Invalid,
+            "",
+            "JSON",
+        ),
+        (
+            &post,
             explain,
             text("{\"destination\":\"ftp://x.example\"}"),
             Kind::Invalid,

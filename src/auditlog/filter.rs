@@ -80,3 +80,61 @@ impl Filter {
             && has("code", self.code.map(Code::as_str))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn records() -> impl Strategy<Value = AuditRecord> {
+        let names = prop::option::of("[a-c]{1,2}");
+        let codes = prop::option::of(prop::sample::select(Code::ALL));
+        (names.clone(), names, codes, any::<u16>()).prop_map(|(sandbox, tenant, code, port)| {
+            let mut record =
+                AuditRecord::new(SystemTime::UNIX_EPOCH, Kind::Connection, Outcome::Deny);
+            record.sandbox = sandbox.and_then(|name| name.parse().ok());
+            record.tenant = tenant.and_then(|name| name.parse().ok());
+            record.code = code;
+            record.name = Some("a\",\"sandbox\":\"b".into());
+            record.egress = Some(SocketAddr::from(([192, 0, 2, 1], port)));
+            record
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_quick_look_never_hides_a_record_that_passes(
+            record in records(), like in records(), port in prop::option::of(any::<u16>())
+        ) {
+            let egress = Endpoint { ip: IpAddr::from([192, 0, 2, 1]), port };
+            let filter = Filter {
+                sandbox: like.sandbox,
+                tenant: like.tenant,
+                code: like.code,
+                egress: Some(egress),
+                ..Filter::default()
+            };
+            let line = serde_json::to_string(&record).expect("json");
+            prop_assert!(!filter.passes(&record) || filter.may_pass(&line));
+            prop_assert!(Filter::default().passes(&record) && Filter::default().may_pass(&line));
+        }
+    }
+
+    #[test]
+    fn an_address_is_asked_for_with_or_without_its_port() {
+        let mut record = AuditRecord::new(SystemTime::UNIX_EPOCH, Kind::Connection, Outcome::Allow);
+        record.egress = "192.0.2.1:40222".parse().ok();
+        for (asked, passes) in [
+            ("192.0.2.1", true),
+            ("192.0.2.1:40222", true),
+            ("192.0.2.1:40223", false),
+            ("192.0.2.2", false),
+        ] {
+            let filter = Filter { egress: asked.parse().ok(), ..Filter::default() };
+            assert!(filter.egress.is_some());
+            assert_eq!(filter.passes(&record), passes, "{asked}");
+        }
+        assert!("192.0.2.1:x".parse::<Endpoint>().is_err());
+    }
+}

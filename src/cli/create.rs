@@ -6,11 +6,13 @@ use std::time::Duration;
 use http::{HeaderMap, Method};
 use indicatif::{ProgressBar, ProgressStyle};
 use policy::{Policy, SandboxName, TenantName};
-use serde_json::{Value, json};
+use serde_json::json;
+use serde_json::value::RawValue;
 
 use crate::cli::screen::Screen;
 use crate::client::{Client, Content};
 use crate::error::Error;
+use crate::problem::Problem;
 use crate::units::Size;
 use crate::wire::{self, Driver, Sandbox, Step};
 
@@ -69,17 +71,18 @@ impl Create {
         Err(Error::Answer("nothing at the end".into()))
     }
 
-    fn policy(&self) -> Result<Option<Value>, Error> {
-        if let Some(path) = &self.policy {
-            let text = crate::cli::policy::read(path)?;
-            let read = if crate::cli::policy::is_json(path) {
-                Policy::from_json(&text)
-            } else {
-                Policy::from_toml(&text)
-            };
-            return Ok(Some(read.map_err(crate::problem::Problem::from)?.to_json()));
-        }
-        Ok((!self.allow.is_empty()).then(|| json!({ "rule": [{ "allow": self.allow }] })))
+    fn policy(&self) -> Result<Option<Box<RawValue>>, Error> {
+        let document = match &self.policy {
+            Some(path) => {
+                let text = crate::cli::policy::read(path)?;
+                let json = crate::cli::policy::is_json(path);
+                let read = if json { Policy::from_json(&text) } else { Policy::from_toml(&text) };
+                read.map_err(Problem::from)?.to_json()
+            }
+            None if self.allow.is_empty() => return Ok(None),
+            None => json!({ "rule": [{ "allow": self.allow }] }),
+        };
+        Ok(serde_json::value::to_raw_value(&document).ok())
     }
 }
 
