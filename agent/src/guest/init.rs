@@ -46,8 +46,7 @@ fn live() -> io::Result<Infallible> {
     boot::switch_root()?;
     let cmdline = Cmdline::read()?;
     if let Some(written) = cmdline.clock {
-        let since_boot = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?);
-        set_clock(written.saturating_add(u64::try_from(since_boot.as_nanos()).unwrap_or(0)))?;
+        not_before(Duration::from_nanos(written))?;
     }
     sethostname(&cmdline.name)?;
     network::set_up(&cmdline)?;
@@ -68,6 +67,16 @@ fn live() -> io::Result<Infallible> {
             }
         }
     }
+}
+
+/// The kernel took the time from the machine's clock chip, if it has one. The host's word is older by
+/// what firmware and kernel took so far, so it only corrects a clock that is behind it.
+fn not_before(written: Duration) -> io::Result<()> {
+    let least = written + Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?);
+    if Duration::from(clock_gettime(ClockId::CLOCK_REALTIME)?) >= least {
+        return Ok(());
+    }
+    set_clock(u64::try_from(least.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// The agent is a child, so that process 1 may reap any process without taking the agent's own.
