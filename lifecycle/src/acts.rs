@@ -14,8 +14,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 use vmm::{External, Hypervisor, Qemu};
 
+use crate::config::Config;
 use crate::error::{Error, Field};
-use crate::keeper::Config;
 use crate::machine::Act;
 use crate::sandbox::Driver;
 use crate::store::Record;

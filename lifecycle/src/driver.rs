@@ -11,9 +11,10 @@ use tokio::time::Instant;
 
 use crate::acts::Acts;
 use crate::error::{Error, chain};
-use crate::machine::{Act, Machine, State};
+use crate::machine::{Act, Machine};
 use crate::policies::Policies;
 use crate::sandbox::{Progress, Sandbox};
+use crate::state::State;
 use crate::store::{Record, Store};
 
 /// How often a running process is looked at.

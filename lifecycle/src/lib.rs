@@ -10,17 +10,20 @@
 
 mod keeper;
 mod reconcile;
-mod policies;
 mod driver;
+mod policies;
 mod acts;
 mod machine;
 mod slots;
 mod store;
 mod sandbox;
+mod config;
+mod state;
 mod error;
 
+pub use config::Config;
 pub use error::{Error, Field};
-pub use keeper::{Config, Keeper};
-pub use machine::State;
+pub use keeper::Keeper;
 pub use policies::{PolicyChange, Scope};
 pub use sandbox::{Actor, CreateSpec, Driver, Progress, Sandbox};
+pub use state::State;

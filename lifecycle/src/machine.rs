@@ -8,37 +8,7 @@
 //! Pure: no clock, no I/O. Things are made in the order of [`Act`] and undone in reverse; the fence
 //! stands before anything can speak; an error while undoing is counted and the undoing goes on.
 
-use serde::{Deserialize, Serialize};
-
-/// The state of a sandbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum State {
-    /// Being made.
-    Creating,
-    /// Its guest answers.
-    Running,
-    /// Its process ended by itself. Nothing of it runs; it can be looked at and removed.
-    Failed,
-    /// Being removed.
-    Deleting,
-    /// Removed: nothing is left, its name and slot are free.
-    Gone,
-}
-
-impl State {
-    /// As shown to people.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Creating => "creating",
-            Self::Running => "running",
-            Self::Failed => "failed",
-            Self::Deleting => "deleting",
-            Self::Gone => "gone",
-        }
-    }
-}
+use crate::state::State;
 
 /// One thing to do. Every one that undoes may be asked for when there is nothing to undo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

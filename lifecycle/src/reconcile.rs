@@ -8,7 +8,8 @@ use policy::Slot;
 
 use crate::acts::Hypervisors;
 use crate::error::Error;
-use crate::machine::{Machine, State};
+use crate::machine::Machine;
+use crate::state::State;
 use crate::store::Record;
 
 /// Where a sandbox of an earlier daemon stands: adopted when it was running and its process still

@@ -7,7 +7,7 @@ use policy::{Policy, Revision, SandboxName, Slot, TenantName};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Field};
-use crate::machine::State;
+use crate::state::State;
 
 /// Which hypervisor runs a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use policy::{Policy, Revision, SandboxName, Slot, TenantName};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use crate::error::Error;
-use crate::machine::State;
 use crate::sandbox::Driver;
+use crate::state::State;
 
 /// The layout of the tables. A store of another layout is refused, never guessed at.
 const VERSION: i64 = 1;

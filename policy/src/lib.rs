@@ -18,8 +18,8 @@ pub mod audit;
 pub mod reason;
 pub mod class;
 pub mod name;
-pub mod net;
 pub mod id;
+pub mod net;
 
 pub use audit::{AuditRecord, Trail};
 pub use class::{AddressClass, OwnAddresses};

@@ -180,6 +180,7 @@ proptest! {
         prop_assert_eq!(got, expected);
     }
 
+    /// Promise 26.
     #[test]
     fn deny_beats_allow_whatever_the_order(
         layers in layers(),

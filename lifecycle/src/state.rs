@@ -1,0 +1,33 @@
+//! The states of a sandbox; what leads from one to another is the machine's.
+
+use serde::{Deserialize, Serialize};
+
+/// The state of a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Being made.
+    Creating,
+    /// Its guest answers.
+    Running,
+    /// Its process ended by itself. Nothing of it runs; it can be looked at and removed.
+    Failed,
+    /// Being removed.
+    Deleting,
+    /// Removed: nothing is left, its name and slot are free.
+    Gone,
+}
+
+impl State {
+    /// As shown to people.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Running => "running",
+            Self::Failed => "failed",
+            Self::Deleting => "deleting",
+            Self::Gone => "gone",
+        }
+    }
+}
