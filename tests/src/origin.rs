@@ -20,6 +20,7 @@ use hyper_util::rt::TokioIo;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::spawn_blocking;
 use tokio_rustls::TlsAcceptor;
 
 use crate::ca::Authority;
@@ -192,11 +193,13 @@ impl Origin {
         });
         let path = head.uri.path();
         if let Some(count) = path.strip_prefix("/bytes/").and_then(|n| n.parse().ok()) {
-            return Response::new(Full::new(pattern(count).into()));
+            let bytes = spawn_blocking(move || pattern(count)).await.unwrap_or_default();
+            return Response::new(Full::new(bytes.into()));
         }
         if path == "/sum" {
             let body = body.collect().await.map(http_body_util::Collected::to_bytes);
-            return Response::new(Full::new(sum(&body.unwrap_or_default()).into()));
+            let sum = spawn_blocking(move || sum(&body.unwrap_or_default())).await;
+            return Response::new(Full::new(sum.unwrap_or_default().into()));
         }
         let name = host.split(':').next().unwrap_or_default().to_owned();
         let files = self.files.lock().expect("files").get(&name).cloned();

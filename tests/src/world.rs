@@ -7,6 +7,7 @@
 //! The host forwards packets and has routes to everywhere, as a host with containers has: whatever
 //! leaks out of the guests' namespace would arrive and be seen.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -356,20 +357,26 @@ fn link(host: &Netns, internet: &Netns) {
     });
 }
 
-/// Starts all servers of the internet on one thread inside; they listen when this returns.
+/// Starts all servers of the internet; they listen when this returns. The resolver has a thread of
+/// its own, so that no bulk transfer makes it late.
 fn serve(internet: &Netns, origin: &Origin, names: &Nameserver, authority: &Authority) {
     let (origin, names, authority) = (origin.clone(), names.clone(), authority.clone());
+    run_server(internet, async move { origin.serve(&authority).await });
+    run_server(internet, async move { names.serve(&[UPSTREAM, PUBLIC_RESOLVER]).await });
+}
+
+/// Runs a server that has set itself up on the calling runtime once `setup` is ready.
+fn run_server(internet: &Netns, setup: impl Future<Output = io::Result<()>> + Send + 'static) {
     let (listening, ready) = std::sync::mpsc::channel();
     internet.spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(async move {
-            origin.serve(&authority).await.expect("the origins listen");
-            names.serve(&[UPSTREAM, PUBLIC_RESOLVER]).await.expect("the resolver listens");
+            setup.await.expect("the server listens");
             let _ = listening.send(());
             std::future::pending::<()>().await;
         });
     });
-    ready.recv().expect("the servers listen");
+    ready.recv().expect("the server listens");
 }
 
 /// A service of the host that greets whoever reaches it.
