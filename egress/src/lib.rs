@@ -22,6 +22,7 @@ pub mod sniff;
 pub mod drops;
 pub mod fence;
 pub mod link;
+mod sever;
 mod flows;
 pub mod meter;
 pub mod limits;

@@ -29,6 +29,7 @@ use crate::limits::Limits;
 use crate::link;
 use crate::meter::Meter;
 use crate::questions;
+use crate::sever::sever;
 use crate::stream::GuestStream;
 use crate::tunnel::Pool;
 use crate::world::World;
@@ -182,7 +183,7 @@ impl Router {
         let call = calls.ok_or(Error::Vacant(slot))?.register().ok_or(Error::Busy(slot))?;
         let patience = shared.config.limits.connect;
         let failed = |source| Error::Connect { slot, port, source };
-        link::carrier(&shared.world, slot, patience).await?;
+        link::carrier(&shared.world, slot, link::CARRIER_WAIT).await?;
         for patience in CALL_AGAIN.into_iter().chain([patience]) {
             let socket = shared.world.run(move || accept::caller(slot)).await?;
             let socket = TcpSocket::from_std_stream(socket.map_err(failed)?);
@@ -324,11 +325,13 @@ impl Shared {
         self.lower(slot).await.map(|()| detached)
     }
 
-    /// Takes a slot's link down and then its fence, whatever there is of them.
+    /// Ends what is left of a slot's connections, takes its link down and then its fence, whatever
+    /// there is of them.
     async fn lower(&self, slot: Slot) -> Result<(), Error> {
+        let severed = sever(&self.world, slot).await;
         let link = link::down(&self.world, slot).await;
         let fence = fence::detach(&self.world, slot).await;
-        link.and(fence)
+        severed.and(link).and(fence)
     }
 
     fn fence(&self) -> SlotFence {

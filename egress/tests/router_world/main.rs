@@ -274,6 +274,24 @@ fn a_port_of_the_guest_is_reached_from_its_gateway_and_cut_by_a_detach() {
 }
 
 #[test]
+fn bytes_queued_for_a_guest_do_not_wait_for_the_next_guest_of_its_slot() {
+    run(RULES, async |place| {
+        let listener = place.guest_listener(1007);
+        let (ours, theirs) =
+            tokio::join!(soon(place.router.connect(place.slot, 1007)), soon(listener.accept()));
+        let (mut ours, _deaf) = (ours.expect("ours"), theirs.expect("theirs"));
+        let flood = vec![7; 1 << 20];
+        while tokio::time::timeout(Duration::from_millis(100), ours.write_all(&flood)).await.is_ok()
+        {
+        }
+        drop(ours);
+        assert!(place.sockets().contains("FIN-WAIT-1"), "the control: {}", place.sockets());
+        soon(place.router.detach(place.slot)).await.expect("detached");
+        assert_eq!(place.sockets(), "");
+    });
+}
+
+#[test]
 fn over_the_cap_a_connection_is_reset_and_recorded() {
     run(RULES, async |place| {
         let mut held = Vec::new();

@@ -219,8 +219,17 @@ impl Place {
 
     /// What `nft` reads in the guests' namespace.
     pub(crate) fn nft(&self) -> String {
-        let args = ["netns", "exec", &self.start.netns, "nft", "list", "ruleset"];
-        let out = Command::new("ip").args(args).output().expect("nft runs");
+        self.within(&["nft", "list", "ruleset"])
+    }
+
+    /// The TCP sockets towards the guest, as `ss` lists them.
+    pub(crate) fn sockets(&self) -> String {
+        self.within(&["ss", "-Htan", "dst", &self.slot.address().to_string()])
+    }
+
+    fn within(&self, command: &[&str]) -> String {
+        let netns = ["netns", "exec", &self.start.netns];
+        let out = Command::new("ip").args(netns).args(command).output().expect("it runs");
         String::from_utf8(out.stdout).expect("utf-8")
     }
 }
