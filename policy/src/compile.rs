@@ -253,3 +253,36 @@ impl PolicyHandle {
         self.0.store(Arc::new(compiled));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names_port(layers: &[(Layer, &str)], port: u16) -> bool {
+        let policies: Vec<(Layer, Policy)> = layers
+            .iter()
+            .map(|(layer, text)| (*layer, Policy::from_toml(text).expect("a policy")))
+            .collect();
+        let layers: Vec<(Layer, &Policy)> = policies.iter().map(|(l, p)| (*l, p)).collect();
+        Compiled::new(&layers, Revision(1)).names_port(port)
+    }
+
+    #[test]
+    fn a_port_is_named_when_every_layer_names_it_or_the_platform_does() {
+        let mail = "[[rule]]\nallow = [\"a.example\"]\nports = [\"20-25\", 26, 2525]\n";
+        for (port, named) in [(19, false), (20, true), (26, true), (27, false), (2525, true)] {
+            assert_eq!(names_port(&[(Layer::Sandbox, mail)], port), named, "{port}");
+        }
+        assert!(!names_port(&[(Layer::Tenant, ""), (Layer::Sandbox, mail)], 25));
+        assert!(names_port(&[(Layer::Tenant, "default = \"allow\""), (Layer::Sandbox, mail)], 25));
+        assert!(names_port(&[(Layer::Platform, mail), (Layer::Sandbox, "")], 25));
+    }
+
+    #[test]
+    fn networks_and_denials_name_no_port() {
+        for rule in ["allow = [\"203.0.113.0/24\"]", "deny = [\"a.example\"]"] {
+            let text = format!("[[rule]]\n{rule}\nports = [25]\n");
+            assert!(!names_port(&[(Layer::Sandbox, &text)], 25), "{rule}");
+        }
+    }
+}
