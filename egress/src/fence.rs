@@ -7,6 +7,7 @@
 mod apply;
 mod netlink;
 mod layout;
+mod batch;
 mod encode;
 mod decode;
 mod print;

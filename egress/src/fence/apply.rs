@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use policy::Slot;
 
 use crate::error::Error;
-use crate::fence::decode::{Held, HeldChain, Message, counted, elements, table_name};
-use crate::fence::encode::{
-    Batch, Kind, bounds, expressions, get_chain, get_chains, get_elements, get_rules, get_tables,
-    userdata,
+use crate::fence::batch::{
+    Batch, Kind, bounds, get_chain, get_chains, get_elements, get_rules, get_tables,
 };
+use crate::fence::decode::{Held, HeldChain, Message, counted, elements, table_name};
+use crate::fence::encode::{expressions, userdata};
 use crate::fence::layout::{chain_names, is_ours, slot_of_chain, table_of};
 use crate::fence::netlink::with_netfilter;
 use crate::fence::reason::Reason;

@@ -192,7 +192,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fence::encode::{Batch, Kind, expressions, userdata};
+    use crate::fence::batch::{Batch, Kind};
+    use crate::fence::encode::{expressions, userdata};
     use crate::fence::layout::{SlotFence, slot};
 
     #[test]

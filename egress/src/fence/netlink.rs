@@ -13,8 +13,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::error::Error;
+use crate::fence::batch::Batch;
 use crate::fence::decode::{Message, messages, outcome};
-use crate::fence::encode::Batch;
 
 /// The default of 208 KiB refuses a large batch with EMSGSIZE.
 const BUFFER: usize = 8 << 20;
