@@ -78,12 +78,16 @@ impl Qemu {
     }
 }
 
-impl Hypervisor for Qemu {
-    async fn start(&self, machine: &Machine, tap: OwnedFd) -> Result<Process, Error> {
+impl Qemu {
+    async fn run(
+        &self,
+        machine: &Machine,
+        tap: OwnedFd,
+        process: &Process,
+    ) -> Result<HostProcess, Error> {
         let accel = self.accel().await.accel;
         make_dir(&machine.run_dir)?;
         disk::make_overlay(&machine.base, &machine.disk).await?;
-        let mut process = Process::new(DriverName::Qemu, machine, None);
         let given = launch::Given {
             tap,
             control: listen(&process.control_socket())?,
@@ -95,12 +99,17 @@ impl Hypervisor for Qemu {
         };
         let groups = cgroup::create(&machine.name, cgroup::Limits::of(machine))?;
         let argv = command::argv(&self.binary, machine, accel);
-        let started = launch::launch(argv, machine, accel, &groups, given);
-        let host = started.await.inspect_err(|_| {
-            cgroup::remove(&groups);
-            remove_sockets(&process);
-        })?;
-        tracing::info!(sandbox = %machine.name, pid = host.pid, ?accel, "microVM started");
+        let host = launch::launch(argv, machine, accel, &groups, given).await;
+        host.inspect_err(|_| cgroup::remove(&groups))
+    }
+}
+
+impl Hypervisor for Qemu {
+    async fn start(&self, machine: &Machine, tap: OwnedFd) -> Result<Process, Error> {
+        let mut process = Process::new(DriverName::Qemu, machine, None);
+        let run = self.run(machine, tap, &process).await;
+        let host = run.inspect_err(|_| remove_sockets(&process))?;
+        tracing::info!(sandbox = %machine.name, pid = host.pid, "microVM started");
         process.host = Some(host);
         console::follow(&process);
         Ok(process)

@@ -410,6 +410,7 @@ async fn a_start_that_fails_says_why_and_leaves_nothing() {
     let missing = Machine { kernel: "/no/such/kernel".into(), ..machine };
     let error = world.start(&qemu, &missing).await.expect_err("no such file");
     assert!(matches!(error, Error::File { act: "open", .. }), "{error}");
+    assert!(!missing.run_dir.join("qmp.sock").exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]
