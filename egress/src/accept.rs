@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// Connections that wait to be accepted; further ones are retried by the guest's kernel.
 const BACKLOG: i32 = 1024;
-/// Pause after the process has run out of descriptors or memory.
+/// Pause after a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A connection of a guest.
@@ -56,21 +56,21 @@ pub(crate) fn facing(slot: Slot, kind: Type, protocol: Protocol) -> io::Result<S
     Ok(socket)
 }
 
-/// The next connection. Errors of one connection, and of a process without descriptors left, are
-/// waited out; there is nothing else that accept can fail with on a listener that stays open.
+/// The next connection. Accept fails for one connection, or for a process without descriptors or
+/// memory left (accept(2)); both are waited out, and only the latter is worth a line in the log.
 pub(crate) async fn next(listener: &TcpListener) -> Incoming {
     loop {
-        match listener.accept().await.and_then(|(stream, _)| {
-            let destination = stream.local_addr()?;
-            stream.set_nodelay(true)?;
-            Ok(Incoming { stream, destination })
-        }) {
-            Ok(incoming) => return incoming,
-            Err(error) if error.raw_os_error() == Some(Errno::ECONNABORTED as i32) => {}
-            Err(error) => {
-                tracing::warn!(%error, "accept");
-                tokio::time::sleep(PAUSE).await;
-            }
+        let error = match listener.accept().await {
+            Ok((stream, _)) => match stream.local_addr() {
+                Ok(destination) => return Incoming { stream, destination },
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        let exhausted = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+        if exhausted.iter().any(|errno| error.raw_os_error() == Some(*errno as i32)) {
+            tracing::warn!(%error, "accept");
         }
+        tokio::time::sleep(PAUSE).await;
     }
 }

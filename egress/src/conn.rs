@@ -62,6 +62,8 @@ struct Refused {
 pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
     let begun = Instant::now();
     let Incoming { mut stream, destination } = incoming;
+    // Fails only on a socket that is already dead, which its first use then reports.
+    let _ = stream.set_nodelay(true);
     let Some(flow) = guest.flows.register().map(Arc::new) else {
         let refusal = Refusal::because(Code::Limit, guest.policy.load().revision());
         let mut record = guest.refused(Kind::Connection, &refusal, destination);

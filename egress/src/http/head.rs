@@ -215,8 +215,27 @@ fn fault(code: Code, detail: &'static str) -> Fault {
 #[cfg(test)]
 mod tests {
     use http::Request;
+    use proptest::prelude::*;
 
     use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_sent_claims_what_was_judged(
+            host in "[a-zA-Z0-9._:\\[\\]-]{0,24}",
+            target in "(http://[a-z.:0-9]{1,12})?/[!-~]{0,32}",
+            hop in "[!-~ ]{0,24}",
+        ) {
+            let request = Request::builder().uri(&target).header("host", &host).header("connection", &hop);
+            let Ok(request) = request.body(()) else { return Ok(()) };
+            let (head, ()) = request.into_parts();
+            let destination = SocketAddr::from(([203, 0, 113, 5], 80));
+            let Ok(claim) = Claim::read(&head, destination) else { return Ok(()) };
+            let sent = claim.outgoing(head, 80).expect("what was read can be sent");
+            prop_assert!(sent.uri.authority().is_none());
+            prop_assert_eq!(Claim::read(&sent, destination), Ok(claim));
+        }
+    }
 
     fn head(method: &str, target: &str, fields: &[(&str, &str)]) -> Parts {
         let mut request = Request::builder().method(method).uri(target);

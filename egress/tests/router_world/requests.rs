@@ -211,6 +211,43 @@ fn trailers_pass_and_an_upgrade_is_not_offered() {
 }
 
 #[test]
+fn a_head_keeps_the_length_of_the_body_it_leaves_out() {
+    run(RULES, async |place| {
+        canned(place.origin(ORIGIN, 80), "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n");
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request = "HEAD / HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(soon(stream.read_u8()).await.expect("a head"));
+        }
+        let head = String::from_utf8(head).expect("ascii").to_lowercase();
+        assert!(head.contains("content-length: 9"), "{head}");
+    });
+}
+
+#[test]
+fn a_body_whose_length_is_said_twice_leaves_with_one() {
+    run(RULES, async |place| {
+        let (_, asked) = echo(place.origin(ORIGIN, 80));
+        for fields in [
+            "Content-Length: 4\r\nTransfer-Encoding: chunked",
+            "Transfer-Encoding: chunked\r\nContent-Length: 4",
+        ] {
+            let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+            let request = format!(
+                "POST / HTTP/1.1\r\nHost: web.example.com\r\n{fields}\r\n\r\n0\r\n\r\n\
+                 GET /smuggled HTTP/1.1\r\nHost: evil.example.com\r\n\r\n"
+            );
+            let (status, ..) = exchange(&mut stream, &request).await;
+            assert!(status == 200 || status == 400, "{status}");
+        }
+        let asked = asked.lock().expect("unpoisoned").clone();
+        assert!(asked.iter().all(|line| line == "POST / web.example.com"), "{asked:?}");
+    });
+}
+
+#[test]
 fn http_1_0_is_served_and_closed() {
     run(RULES, async |place| {
         echo(place.origin(ORIGIN, 80));
