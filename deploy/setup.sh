@@ -12,7 +12,7 @@ command -v cargo >/dev/null || die "a Rust toolchain is missing: install rustup,
 
 # command it brings : Debian package
 run="cc:gcc ip:iproute2 nft:nftables qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils
-     mmdebstrap:mmdebstrap mke2fs:e2fsprogs cpio:cpio setpriv:util-linux modinfo:kmod zstd:zstd curl:curl
+     mmdebstrap:mmdebstrap mke2fs:e2fsprogs cpio:cpio setpriv:util-linux unshare:util-linux modinfo:kmod zstd:zstd curl:curl
      openssl:openssl python3:python3"
 test="$run tcpdump:tcpdump git:git dig:dnsutils jq:jq ps:procps ping:iputils-ping"
 
@@ -23,6 +23,7 @@ case "${1:-}" in
 esac
 
 missing=()
+[ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
 for pair in $wanted; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done

@@ -128,6 +128,7 @@ async fn nft_makes_the_same_rules_of_the_text_as_the_encoder() {
     assert_eq!(netns.exec("nft list ruleset"), other.exec("nft list ruleset"));
 }
 
+/// Promise 27.
 #[tokio::test]
 async fn a_batch_with_a_bad_rule_changes_nothing_and_names_the_rule() {
     let (world, netns) = world().await;
@@ -143,6 +144,7 @@ async fn a_batch_with_a_bad_rule_changes_nothing_and_names_the_rule() {
     fence::verify(&world, slot(1), &good).await.expect("still whole");
 }
 
+/// Promise 27.
 #[tokio::test]
 async fn reading_back_finds_every_kind_of_foreign_edit_and_attach_repairs_it() {
     let (world, netns) = world().await;
