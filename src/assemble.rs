@@ -18,12 +18,15 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::{doctor, host};
 
+/// How long sandboxes that are being made or removed may take to get there at the end.
+const CLOSE: Duration = Duration::from_secs(10);
 /// How often the host's addresses are read again: one that was added is ours from then on.
 const ADDRESSES: Duration = Duration::from_secs(5);
 
 /// Serves until the process is asked to stop (SIGTERM or SIGINT).
 pub async fn serve(config: Config) -> Result<(), Error> {
     let asked = asked_to_stop()?;
+    raise_descriptors();
     let _lock = lock(&config.state_dir)?;
     let report = doctor::serviceable(&config).await;
     for check in report.checks.iter().filter(|check| check.status == doctor::Status::Warn) {
@@ -88,9 +91,22 @@ async fn guarded(
     tracing::info!("stopping; microVMs keep running");
     api.drained().await;
     refreshing.abort();
-    keeper.close().await;
+    if tokio::time::timeout(CLOSE, keeper.close()).await.is_err() {
+        tracing::warn!("journeys cut off: the next daemon undoes what is half made");
+    }
     let _ = fs::remove_file(&config.api.socket);
     Ok(())
+}
+
+/// Every connection of a guest takes several descriptors: all that the process may have are taken.
+fn raise_descriptors() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most).map(|()| most));
+    match raised {
+        Ok(most) => tracing::debug!(most, "descriptors"),
+        Err(error) => tracing::warn!(%error, "descriptors stay limited as they were"),
+    }
 }
 
 async fn refresh(own: OwnAddresses) {

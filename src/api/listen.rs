@@ -197,3 +197,38 @@ async fn one(io: Box<dyn Stream>, origin: Origin, app: Router, stop: Cancellatio
         tracing::debug!(%error, "a caller's connection ended");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(dir: &Path, group: &str) -> Config {
+        Config { socket: dir.join("run/api.sock"), group: group.into(), ..Config::default() }
+    }
+
+    #[tokio::test]
+    async fn a_socket_left_by_a_dead_daemon_is_replaced_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().expect("folder");
+        let config = at(dir.path(), "");
+        drop(bind(&config).await.expect("first"));
+        assert!(config.socket.exists(), "left behind");
+        let live = bind(&config).await.expect("replaced");
+        let mode = fs::metadata(&config.socket).expect("socket").permissions().mode();
+        assert_eq!(mode & 0o777, 0o660);
+        let refused = bind(&config).await.expect_err("in use");
+        assert!(matches!(refused, Error::Listen { .. }));
+        drop(live);
+        let beside = fs::read_dir(dir.path().join("run")).expect("folder").count();
+        assert_eq!(beside, 1, "nothing but the socket");
+    }
+
+    #[tokio::test]
+    async fn a_file_in_the_way_and_an_unknown_group_are_refused_and_left_alone() {
+        let dir = tempfile::tempdir().expect("folder");
+        assert!(bind(&at(dir.path(), "no-such-group-here")).await.is_err());
+        let config = at(dir.path(), "");
+        fs::write(&config.socket, "precious").expect("file");
+        assert!(bind(&config).await.is_err());
+        assert_eq!(fs::read_to_string(&config.socket).expect("file"), "precious");
+    }
+}

@@ -1,13 +1,15 @@
 //! The API as callers meet it: the real keeper and router, the real listeners, the real client.
 //! What needs a network namespace is skipped, loudly, for who may not make one.
 
-use std::collections::BTreeSet;
+mod description;
+mod refusals;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Method, header};
 use policy::{AuditRecord, Trail};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
 use crate::client::{Client, Content, Endpoint};
@@ -125,177 +127,6 @@ async fn refusal(
 
 fn text(json: &str) -> Content {
     Content::Json(json.to_owned().into())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_is_refused_is_refused_in_one_form_and_changes_nothing() {
-    let Some(daemon) = Daemon::start().await else { return };
-    daemon.create("demo", "default").await;
-    let (client, get, put, post) = (&daemon.local, Method::GET, Method::PUT, Method::POST);
-    let before: Value = client.get("/v1/sandboxes/demo/policy").await.expect("policy");
-    let big = format!("{{\"name\":\"{}\"}}", "x".repeat(wire::BODY_LIMIT));
-    let policy = "/v1/sandboxes/demo/policy";
-    let rules = "/v1/sandboxes/demo/policy/rules";
-    let explain = "/v1/sandboxes/demo/policy/explain";
-    let toml = |text: &str| Content::Toml(text.to_owned().into());
-    // Method, path, headers, body; then the kind, the field, a part of the fix.
-    let none = || Content::Nothing;
-    type Case<'a> = (&'a Method, &'a str, Content, Kind, &'a str, &'a str);
-    let cases: Vec<Case<'_>> = vec![
-        (&get, "/v2/x", none(), Kind::NotFound, "", "openapi.json"),
-        (&put, "/v1/sandboxes", none(), Kind::MethodNotAllowed, "", "allow"),
-        (&get, "/v1/sandboxes/none", none(), Kind::NotFound, "", "ls"),
-        (&get, "/v1/sandboxes/Bad_Name", none(), Kind::Invalid, "name", "use 1 to 40"),
-        (
-            &post,
-            "/v1/sandboxes",
-            none(),
-            Kind::UnsupportedMediaType,
-            "content-type",
-            "application/json",
-        ),
-        (
-            &post,
-            "/v1/sandboxes",
-            toml("x = 1"),
-            Kind::UnsupportedMediaType,
-            "content-type",
-            "application/json",
-        ),
-        (&post, "/v1/sandboxes", text(&big), Kind::TooLarge, "", "less"),
-        (&post, "/v1/sandboxes", text("{"), Kind::Invalid, "", ""),
-        (
-            &post,
-            "/v1/sandboxes",
-            text("{\"name\":\"a\",\"memroy\":\"1G\"}"),
-            Kind::Invalid,
-            "memroy",
-            "did you mean `memory`?",
-        ),
-        (&post, "/v1/sandboxes", text("{\"name\":\"A\"}"), Kind::Invalid, "name", "use 1 to 40"),
-        (&post, "/v1/sandboxes", text("{}"), Kind::Invalid, "name", "add `name`"),
-        (
-            &post,
-            "/v1/sandboxes",
-            text("{\"name\":\"a\",\"memory\":\"1K\"}"),
-            Kind::Invalid,
-            "memory",
-            "256M",
-        ),
-        (
-            &post,
-            "/v1/sandboxes",
-            text("{\"name\":\"a\",\"driver\":\"external\",\"memory\":\"1M\"}"),
-            Kind::Invalid,
-            "memory_mib",
-            "128",
-        ),
-        (
-            &post,
-            "/v1/sandboxes",
-            text("{\"name\":\"a\",\"driver\":\"xen\"}"),
-            Kind::Invalid,
-            "driver",
-            "qemu, external",
-        ),
-        (
-            &post,
-            "/v1/sandboxes",
-            text("{\"name\":\"demo\",\"driver\":\"external\"}"),
-            Kind::Conflict,
-            "name",
-            "another name",
-        ),
-        (
-            &post,
-            "/v1/sandboxes",
-            text("{\"name\":\"a\",\"policy\":{\"rule\":[{\"allow\":[\"1.2.3\"]}]}}"),
-            Kind::Invalid,
-            "policy.rule[0].allow[0]",
-            "",
-        ),
-        (
-            &post,
-            "/v1/sandboxes?progres=true",
-            text("{\"name\":\"a\"}"),
-            Kind::Invalid,
-            "progres",
-            "did you mean `progress`?",
-        ),
-        (
-            &post,
-            "/v1/sandboxes?progress=1",
-            text("{\"name\":\"a\"}"),
-            Kind::Invalid,
-            "progress",
-            "`true`",
-        ),
-        (&put, policy, toml("[[rule]]\nalow = [\"a.example\"]"), Kind::Invalid, "rule[0]", "allow"),
-        (&put, policy, text("{\"rule\":[{\"allow\":[]}]}"), Kind::Invalid, "rule[0].allow", ""),
-        (
-            &post,
-            rules,
-            text("{\"allow\":[\"a.example\"],\"ports\":[0]}"),
-            Kind::Invalid,
-            "ports[0]",
-            "",
-        ),
-        (
-            &post,
-            rules,
-            text("{\"allow\":[\"a.example\"],\"always\":true}"),
-            Kind::Invalid,
-            "rule[0].always",
-            "platform",
-        ),
-        (
-            &post,
-            rules,
-            text("{\"allow\":[\"a.example\"],\"allow\":[\"b.example\"]}"),
-            Kind::Invalid,
-            "",
-            "JSON",
-        ),
-        (
-            &post,
-            explain,
-            text("{\"destination\":\"ftp://x.example\"}"),
-            Kind::Invalid,
-            "destination",
-            "https://",
-        ),
-        (
-            &post,
-            "/v1/sandboxes/demo/exec",
-            text("{\"argv\":[\"id\"]}"),
-            Kind::UpgradeRequired,
-            "",
-            "postern-exec",
-        ),
-        (&get, "/v1/events?code=norule", none(), Kind::Invalid, "code", "did you mean `no-rule`?"),
-        (&get, "/v1/events?since=yesterday", none(), Kind::Invalid, "since", "10m"),
-        (&get, "/v1/events?limit=1000000", none(), Kind::Invalid, "limit", "10000"),
-        (&get, "/v1/events?egress=x", none(), Kind::Invalid, "egress", "203.0.113.7"),
-        (&get, "/v1/events?code=rule&code=rule", none(), Kind::Invalid, "code", "once"),
-    ];
-    for (method, path, content, kind, field, fix) in cases {
-        let sent = format!("{method} {path} {content:?}").chars().take(200).collect::<String>();
-        let problem = refusal(client, method.clone(), path, &[], content).await;
-        assert_eq!(problem.code, kind, "{sent}: {problem:?}");
-        assert_eq!(problem.field.as_deref().unwrap_or_default(), field, "{sent}: {problem:?}");
-        assert!(problem.fix.as_deref().is_some_and(|f| f.contains(fix)), "{sent}: {problem:?}");
-        assert!(problem.value.as_deref().is_none_or(|v| v.chars().count() <= 61), "{sent}");
-    }
-    let stale = [("if-match", "\"7777\"")];
-    let problem = refusal(client, put.clone(), policy, &stale, toml("")).await;
-    assert_eq!(problem.code, Kind::RevisionMoved);
-    let problem = refusal(client, put, policy, &[("if-match", "x")], toml("")).await;
-    assert_eq!(problem.field.as_deref(), Some("if-match"));
-    let after: Value = client.get("/v1/sandboxes/demo/policy").await.expect("policy");
-    assert_eq!(before, after);
-    let list: wire::Sandboxes = client.get("/v1/sandboxes").await.expect("list");
-    assert_eq!(list.sandboxes.len(), 1);
-    daemon.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -467,49 +298,4 @@ async fn events_tell_the_past_then_the_present_and_only_to_whom_they_belong() {
     let everything = everything.await.expect("events").text().await.expect("text");
     assert!(everything.contains("uid=0 pid="), "{everything}");
     daemon.end().await;
-}
-
-#[test]
-fn the_description_is_whole() {
-    let document = serde_json::to_value(description()).expect("json");
-    assert!(document["openapi"].as_str().expect("version").starts_with("3.1"));
-    let mut operations = BTreeSet::new();
-    let mut references = Vec::new();
-    for (path, item) in document["paths"].as_object().expect("paths") {
-        assert!(path.starts_with("/v1/"), "{path}");
-        for (method, operation) in item.as_object().expect("item") {
-            let id = operation["operationId"].as_str().expect("id");
-            assert!(operations.insert(id.to_owned()), "{id} twice");
-            let said = operation["summary"].as_str().or(operation["description"].as_str());
-            assert!(said.is_some_and(|said| !said.is_empty()), "{method} {path} says nothing");
-            let responses = operation["responses"].as_object().expect("responses");
-            assert!(responses.contains_key("default"), "{method} {path} never fails?");
-            for (status, response) in responses {
-                let bodiless = matches!(status.as_str(), "101" | "204");
-                let content = response["content"].as_object();
-                let described = content.is_some_and(|content| {
-                    !content.is_empty() && content.values().all(|kind| kind["schema"].is_object())
-                });
-                assert!(described != bodiless, "{method} {path} {status}");
-            }
-        }
-    }
-    assert_eq!(operations.len(), 18);
-    collect(&document, &mut references);
-    assert!(!references.is_empty());
-    for reference in references {
-        let pointer = reference.strip_prefix('#').expect("local");
-        assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
-    }
-}
-
-fn collect(value: &Value, found: &mut Vec<String>) {
-    match value {
-        Value::Object(map) => {
-            found.extend(map.get("$ref").and_then(Value::as_str).map(str::to_owned));
-            map.values().for_each(|value| collect(value, found));
-        }
-        Value::Array(items) => items.iter().for_each(|value| collect(value, found)),
-        _ => {}
-    }
 }
