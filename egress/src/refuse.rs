@@ -145,7 +145,7 @@ pub(crate) fn response(
             "rule": rule.as_ref().map(ToString::to_string),
             "layer": layer.map(|layer| layer.as_str()),
             "revision": revision.0,
-            "docs": format!("docs/operator.md#{code}"),
+            "docs": "docs/operator.md#troubleshooting-by-code",
         }});
         ("application/json", format!("{error}\n"))
     };
