@@ -23,6 +23,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use policy::Code;
 use policy::audit::{AuditRecord, Kind, shown};
+use policy::name::{Authority, AuthorityHost};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -55,7 +56,7 @@ struct Refused {
     status: StatusCode,
 }
 
-/// What a request says of itself, fit for a record.
+/// What a request says of itself, fit for a record: its host canonical where it is one.
 struct Seen {
     host: Option<String>,
     method: String,
@@ -205,8 +206,14 @@ impl Visit {
 
 impl Seen {
     fn of(head: &Parts) -> Self {
-        let host =
-            head.headers.get(HOST).map(|host| shown(&String::from_utf8_lossy(host.as_bytes())));
+        let host = head.headers.get(HOST).map(|host| {
+            let host = String::from_utf8_lossy(host.as_bytes());
+            match Authority::parse(&host).map(|authority| authority.host) {
+                Ok(AuthorityHost::Name(name)) => name.to_string(),
+                Ok(AuthorityHost::Address(address)) => address.to_string(),
+                Err(_) => shown(&host),
+            }
+        });
         Self { host, method: shown(head.method.as_str()), path: shown(head.uri.path()) }
     }
 

@@ -86,7 +86,7 @@ fn every_request_of_a_connection_is_judged_by_itself() {
         assert_eq!((status, body.as_str()), (200, "hi"));
         assert!(!head.contains("x-private"), "a field of one hop passed: {head}");
 
-        let denied = "GET / HTTP/1.1\r\nHost: evil.example.com\r\n\r\n";
+        let denied = "GET / HTTP/1.1\r\nHost: Evil.example.com:80\r\n\r\n";
         let (status, head, body) = exchange(&mut stream, denied).await;
         assert_eq!(status, 403);
         assert!(head.contains("postern-deny: no-rule"), "{head}");
@@ -108,6 +108,7 @@ fn every_request_of_a_connection_is_judged_by_itself() {
         assert!(closed.bytes_out > Some(0) && closed.bytes_in > Some(0));
         let deny = place.record(|r| r.outcome == Outcome::Deny).await;
         assert_eq!((deny.status, deny.code), (Some(403), Some(Code::NoRule)));
+        assert_eq!(deny.name.as_deref(), Some("evil.example.com"));
     });
 }
 
