@@ -66,6 +66,13 @@ struct Daemon {
 enum Command {
     /// Run the daemon.
     Serve(node::Local),
+    #[command(flatten)]
+    Errand(Box<Errand>),
+}
+
+/// What is done and over, mostly by asking the daemon.
+#[derive(Debug, Subcommand)]
+enum Errand {
     /// Make a sandbox and wait until its guest answers.
     Create(create::Create),
     /// List sandboxes.
@@ -98,9 +105,9 @@ pub fn main() -> ExitCode {
     let screen = Screen::new(arguments.daemon.json);
     let ended = match arguments.command {
         Command::Serve(local) => serve(&local),
-        command => {
+        Command::Errand(errand) => {
             let client = arguments.daemon.client();
-            block_on(false, run(command, &client, &screen))
+            block_on(false, errand.run(&client, &screen))
         }
     };
     match ended {
@@ -115,22 +122,23 @@ pub fn main() -> ExitCode {
     }
 }
 
-async fn run(command: Command, client: &Client, screen: &Screen) -> Result<u8, Error> {
-    match command {
-        Command::Serve(_) => return Ok(1),
-        Command::Create(create) => create.run(client, screen).await?,
-        Command::Ls(list) => list.run(client, screen).await?,
-        Command::Show(show) => show.run(client, screen).await?,
-        Command::Rm(remove) => remove.run(client, screen).await?,
-        Command::Exec(exec) => return exec.run(client).await,
-        Command::Policy(policy) => return policy.run(client, screen).await,
-        Command::Events(events) => events.run(client, screen).await?,
-        Command::Doctor(local) => return local.doctor(screen).await,
-        Command::Openapi => node::openapi(screen)?,
-        Command::Completions(completions) => completions.run(screen)?,
-        Command::Version => node::version(screen)?,
+impl Errand {
+    async fn run(self, client: &Client, screen: &Screen) -> Result<u8, Error> {
+        match self {
+            Self::Create(create) => create.run(client, screen).await?,
+            Self::Ls(list) => list.run(client, screen).await?,
+            Self::Show(show) => show.run(client, screen).await?,
+            Self::Rm(remove) => remove.run(client, screen).await?,
+            Self::Exec(exec) => return exec.run(client).await,
+            Self::Policy(policy) => return policy.run(client, screen).await,
+            Self::Events(events) => events.run(client, screen).await?,
+            Self::Doctor(local) => return local.doctor(screen).await,
+            Self::Openapi => node::openapi(screen)?,
+            Self::Completions(completions) => completions.run(screen)?,
+            Self::Version => node::version(screen)?,
+        }
+        Ok(0)
     }
-    Ok(0)
 }
 
 fn serve(local: &node::Local) -> Result<u8, Error> {

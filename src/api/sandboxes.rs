@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::{Stream, StreamExt, stream};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use lifecycle::CreateSpec;
@@ -60,13 +61,13 @@ pub(crate) async fn create(
     uri: Uri,
     body::Json(wanted): body::Json<Create>,
 ) -> Result<Response, Problem> {
-    let stream = match body::query(&uri, &["progress"])?.first() {
+    let told_of_steps = match body::query(&uri, &["progress"])?.first() {
         Some((key, value)) => body::flag(key, value)?,
         None => false,
     };
     let spec = api.spec(&caller, wanted)?;
     let (actor, name) = (caller.actor(), spec.name.clone());
-    if !stream {
+    if !told_of_steps {
         let made = api.0.keeper.create(spec, &actor, |_| {}).await;
         let made = made.map_err(|error| caller.told(error))?;
         return Ok((StatusCode::CREATED, Answer(api.shown(&made))).into_response());
@@ -84,10 +85,8 @@ pub(crate) async fn create(
         };
         let _ = steps.send(end).await;
     });
-    let lines = futures_util::stream::poll_fn(move |cx| told.poll_recv(cx));
-    Ok(json_lines(futures_util::StreamExt::map(lines, |step| {
-        serde_json::to_string(&step).unwrap_or_default()
-    })))
+    let steps = stream::poll_fn(move |cx| told.poll_recv(cx));
+    Ok(json_lines(steps.map(|step| serde_json::to_string(&step).unwrap_or_default())))
 }
 
 /// One sandbox.
@@ -200,9 +199,9 @@ async fn relay(
 /// An answer of one JSON value a line, as they come.
 pub(crate) fn json_lines<S>(lines: S) -> Response
 where
-    S: futures_util::Stream<Item = String> + Send + 'static,
+    S: Stream<Item = String> + Send + 'static,
 {
-    let lines = futures_util::StreamExt::map(lines, |line| Ok::<_, Infallible>(line + "\n"));
+    let lines = lines.map(|line| Ok::<_, Infallible>(line + "\n"));
     ([(header::CONTENT_TYPE, JSON_LINES)], Body::from_stream(lines)).into_response()
 }
 
