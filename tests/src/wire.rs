@@ -31,6 +31,8 @@ pub struct Seen {
     pub protocol: Option<u8>,
     /// Source and destination port of TCP and UDP.
     pub ports: Option<(u16, u16)>,
+    /// Whether it asks for a TCP connection: SYN without ACK.
+    pub opens: bool,
     /// Whether it is a TCP reset.
     pub reset: bool,
     /// Length of the frame in bytes.
@@ -50,6 +52,7 @@ impl Seen {
             addresses: None,
             protocol: None,
             ports: None,
+            opens: false,
             reset: false,
             length: frame.len(),
         };
@@ -69,12 +72,17 @@ impl Seen {
             }
             _ => {}
         }
-        seen.ports = match &packet.transport {
-            Some(TransportSlice::Tcp(tcp)) => Some((tcp.source_port(), tcp.destination_port())),
-            Some(TransportSlice::Udp(udp)) => Some((udp.source_port(), udp.destination_port())),
-            _ => None,
-        };
-        seen.reset = matches!(&packet.transport, Some(TransportSlice::Tcp(tcp)) if tcp.rst());
+        match &packet.transport {
+            Some(TransportSlice::Tcp(tcp)) => {
+                seen.ports = Some((tcp.source_port(), tcp.destination_port()));
+                seen.opens = tcp.syn() && !tcp.ack();
+                seen.reset = tcp.rst();
+            }
+            Some(TransportSlice::Udp(udp)) => {
+                seen.ports = Some((udp.source_port(), udp.destination_port()));
+            }
+            _ => {}
+        }
         Some(seen)
     }
 

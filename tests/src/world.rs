@@ -351,8 +351,10 @@ fn link(host: &Netns, internet: &Netns) {
         internet.ip(&format!("route add {range} via {EGRESS}"));
     }
     host.run(|| {
-        for key in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-            std::fs::write(format!("/proc/sys/net/{key}"), "1").expect("forward on the host");
+        let keys =
+            ["ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv4/conf/all/promote_secondaries"];
+        for key in keys {
+            std::fs::write(format!("/proc/sys/net/{key}"), "1").expect("set on the host");
         }
     });
 }
@@ -385,7 +387,7 @@ fn tripwire(host: &Netns) {
     let listener = listener.expect("the host's own service");
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
-            let _ = std::io::Write::write_all(&mut stream, b"HOST SERVICE\r\n");
+            let _ = io::Write::write_all(&mut stream, b"HOST SERVICE\r\n");
         }
     });
 }

@@ -105,6 +105,26 @@ fn an_address_goes_out_by_a_rule_that_names_the_address() {
     assert_eq!(world.sent_to(other.ip), []);
 }
 
+/// Promise 1. From the egress address or not at all.
+#[test]
+fn without_its_egress_address_nothing_leaves_from_another() {
+    let world = World::new();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    guest.reaches(&api);
+    let before = world.sent_to(api.ip).len();
+    world.host.ip(&format!("addr del {EGRESS}/28 dev uplink"));
+    let got = guest.curl(&[&format!("http://{}/", api.name)]);
+    assert_eq!(got.status, 503, "{} {}", got.stderr, got.text());
+    assert_eq!(got.json()["error"]["code"], "egress-ip-unavailable", "{}", got.text());
+    let from_others = |seen: &world::wire::Seen| seen.is_to(api.ip) && !seen.is_from(EGRESS);
+    world.settle();
+    assert_eq!(world.wire.frames(from_others), []);
+    assert!(world.sent_to(api.ip).iter().skip(before).all(|seen| !seen.opens));
+    world.host.ip(&format!("addr add {EGRESS}/28 dev uplink"));
+    guest.reaches(&api);
+}
+
 /// Promise 14. Nothing is lost or changed on the way, in either direction.
 #[test]
 fn fifty_megabytes_each_way_arrive_unchanged() {

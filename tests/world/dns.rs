@@ -118,3 +118,28 @@ fn local_names_are_not_asked_upstream() {
         assert_eq!(world.names.asked(name), [], "{name}");
     }
 }
+
+/// Promise 4. Without a resolver an allowed name leads nowhere: never to where the guest says it is.
+#[test]
+fn a_name_that_cannot_be_resolved_is_not_dialled_at_the_guests_word() {
+    let world = World::with("[dns]\nupstreams = [\"45.66.255.1:53\"]\ntimeout = \"200ms\"\n");
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    let hello = client::client_hello(&world.authority, &api.name);
+    let reply = guest.run(|| client::exchange(api.at(443), &[&hello], PATIENT));
+    assert_eq!(reply.alert(), Some(client::ACCESS_DENIED), "{reply:?}");
+    let told = ask(&guest, &api.name, RecordType::A);
+    assert_eq!(told.metadata.response_code, ResponseCode::ServFail);
+    assert_eq!(world.sent_to(api.ip), []);
+    guest.event(&[("outcome", "fail"), ("code", "unresolvable"), ("name", &api.name)]);
+}
+
+/// A resolver that is down costs a moment, not the way out.
+#[test]
+fn a_second_upstream_answers_for_a_first_that_is_down() {
+    let upstreams = format!("[\"45.66.255.1:53\", \"{}:53\"]", world::world::UPSTREAM);
+    let world = World::with(&format!("[dns]\nupstreams = {upstreams}\ntimeout = \"500ms\"\n"));
+    let api = world.site("api");
+    world.guest(&allow(&[&api])).reaches(&api);
+    assert_ne!(world.sent_to([45, 66, 255, 1]), [], "control: the first one was asked");
+}

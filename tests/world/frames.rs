@@ -175,3 +175,28 @@ fn an_honest_frame_put_on_the_tap_the_same_way_is_answered() {
     });
     assert_eq!(world.sent_to(sink.ip), []);
 }
+
+/// Promise 11. The header before a frame is the guest's word too: wrong lengths and offsets, and
+/// segments of any size, do no harm and carry nothing out.
+#[test]
+fn a_frame_with_a_hostile_virtio_header_does_no_harm() {
+    let world = World::shared();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let guest = world.guest(&allow(&[&api]));
+    let plain = ipv4(GUEST_IP, sink.ip, |_| {});
+    for flags in [0, 1, 2, 0xff] {
+        for segmentation in [0, 1, 3, 4, 5, 0x80, 0xff] {
+            for number in [0, 1, 14, 0xffff_u16] {
+                let number = number.to_le_bytes();
+                let mut bytes = vec![flags, segmentation];
+                // Header length, segment size, checksum start and offset, buffers.
+                bytes.extend([number; 5].concat());
+                bytes.extend_from_slice(&plain);
+                // The kernel refuses most of these itself.
+                let _ = guest.cable.inject_raw(&bytes);
+            }
+        }
+    }
+    assert_eq!(world.sent_to(sink.ip), []);
+    guest.reaches(&api);
+}

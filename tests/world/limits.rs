@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 
+use etherparse::PacketBuilder;
+use policy::net::{GATEWAY_MAC, GUEST_IP, GUEST_MAC};
 use world::client::{self, End, PATIENT};
 use world::origin::port;
 use world::{World, allow};
@@ -33,4 +35,27 @@ fn a_guest_at_its_limit_of_flows_is_refused_more_and_others_are_not() {
             greedy.run(|| client::exchange(echo.at(port::ECHO), &[b"x\r\n"], client::AT_ONCE / 4));
         (reply.bytes == b"x\r\n").then_some(())
     });
+}
+
+/// Promise 11. A flood of new connections ends at the tap; a neighbour does not notice.
+#[test]
+fn a_flood_of_new_connections_is_dropped_at_the_tap_and_others_go_on() {
+    let world = World::shared();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let (flooding, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    for source in 10_000..14_000 {
+        let mut frame = Vec::new();
+        PacketBuilder::ethernet2(GUEST_MAC, GATEWAY_MAC)
+            .ipv4(GUEST_IP.octets(), sink.ip.octets(), 64)
+            .tcp(source, 443, 1, 64_000)
+            .syn()
+            .write(&mut frame, &[])
+            .expect("a frame");
+        flooding.cable.inject(&frame).expect("the tap takes it");
+    }
+    other.reaches(&api);
+    world.event_that(&flooding.name, "of syn-rate", |record| {
+        record["detail"].as_str().is_some_and(|detail| detail.starts_with("syn-rate"))
+    });
+    assert_eq!(world.sent_to(sink.ip), []);
 }

@@ -31,16 +31,15 @@ fn a_denied_tls_name_gets_alert_49_and_the_far_side_hears_nothing() {
 #[test]
 fn a_denied_tls_name_is_refused_at_the_address_of_an_allowed_one() {
     let world = World::shared();
-    let api = world.site("api");
+    let (api, other) = (world.site("api"), world.site("other"));
     let guest = world.guest(&allow(&[&api]));
     guest.reaches(&api);
-    let before = world.sent_to(api.ip).len();
-    let hello = client::client_hello(&world.authority, "other.example.com");
+    let hello = client::client_hello(&world.authority, &other.name);
     let reply = guest.run(|| client::exchange(api.at(443), &[&hello], PATIENT));
     assert_eq!(reply.alert(), Some(ACCESS_DENIED), "{reply:?}");
-    // The control's own connection may still be closing; nobody may open another.
-    let opened = world.origin.connections(api.ip).len();
-    assert_eq!(opened, 1, "{before} frames before");
+    assert_eq!(world.origin.connections(api.ip).len(), 1, "that of the control");
+    assert_eq!(world.sent_to(other.ip), []);
+    guest.event(&[("outcome", "deny"), ("name", &other.name), ("code", "no-rule")]);
 }
 
 /// Promise 4. The guest's idea of an address is evidence, not authority.
