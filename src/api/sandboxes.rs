@@ -285,3 +285,38 @@ fn rfc3339(time: SystemTime) -> String {
     let whole = time.replace_nanosecond(0).unwrap_or(time);
     whole.format(&Rfc3339).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn frames_pass_both_ways_and_whoever_goes_takes_the_other_along() {
+        for guest_goes in [true, false] {
+            let (mut caller, ours) = duplex(64);
+            let (mut guest, theirs) = duplex(64);
+            let relaying = tokio::spawn(relay(ours, theirs));
+            caller.write_all(b"to the guest").await.expect("sent");
+            guest.write_all(b"to the caller").await.expect("sent");
+            let mut got = [0; 13];
+            caller.read_exact(&mut got).await.expect("arrived");
+            assert_eq!(&got, b"to the caller");
+            guest.read_exact(&mut got[..12]).await.expect("arrived");
+            assert_eq!(&got[..12], b"to the guest");
+            let mut left = if guest_goes {
+                guest.write_all(b"last").await.expect("sent");
+                drop(guest);
+                caller
+            } else {
+                drop(caller);
+                guest
+            };
+            let mut rest = Vec::new();
+            left.read_to_end(&mut rest).await.expect("the end");
+            assert_eq!(rest, if guest_goes { &b"last"[..] } else { b"" });
+            relaying.await.expect("no panic").expect("no error");
+        }
+    }
+}
