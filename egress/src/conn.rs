@@ -60,7 +60,8 @@ struct Refused {
 
 /// Carries one connection from accept to its end.
 pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
-    let begun = Instant::now();
+    // The router's own time counts from when the guest has said enough.
+    let mut heard = Instant::now();
     let Incoming { mut stream, destination } = incoming;
     // Fails only on a socket that is already dead, which its first use then reports.
     let _ = stream.set_nodelay(true);
@@ -68,7 +69,7 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
         let refusal = Refusal::because(Code::Limit, guest.policy.load().revision());
         let mut record = guest.refused(Kind::Connection, &refusal, destination);
         record.protocol = Some("tcp".to_owned());
-        guest.trail.record(record.took(begun.elapsed()));
+        guest.trail.record(record.took(heard.elapsed()));
         return refuse::reset(stream);
     };
     if destination.port() == questions::PORT {
@@ -81,7 +82,7 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
             Cut::Denied(denial) => Err(Refused::tcp(Refusal::changed(denial))),
             Cut::Detached => return refuse::reset(stream),
         },
-        way = Box::pin(decide(&guest, &flow, &mut stream, destination)) => way,
+        way = Box::pin(decide(&guest, &flow, &mut stream, destination, &mut heard)) => way,
     };
     match way {
         Ok(Way::Tunnel(open, flight)) => {
@@ -97,7 +98,7 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
             record.flow = Some(flow.id());
             record.protocol = Some(protocol.to_owned());
             record.name = name;
-            guest.trail.record(record.took(begun.elapsed()));
+            guest.trail.record(record.took(heard.elapsed()));
             let told = protocol == "tls"
                 && tokio::select! {
                     biased;
@@ -129,6 +130,7 @@ async fn decide(
     flow: &Arc<Flow>,
     stream: &mut TcpStream,
     destination: SocketAddr,
+    heard: &mut Instant,
 ) -> Result<Way, Refused> {
     let deadline = Instant::now() + guest.limits.first_flight;
     let unnamed = Basis::Pinned(guest.told(destination.ip()));
@@ -137,6 +139,7 @@ async fn decide(
         Opening::Guest(early) => early,
     };
     let (sniffed, flight) = first_flight(stream, deadline).await;
+    *heard = Instant::now();
     let revision = guest.policy.load().revision();
     let (basis, tls) = match (sniffed, early.as_ref()) {
         (Sniffed::Http, _) => return Ok(Way::Requests(flight)),

@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use nix::sys::socket::{setsockopt, sockopt};
 use policy::judge::Target;
-use policy::{Code, Compiled, Denial, Dialable, Host, OwnAddresses, Permit};
+use policy::{Code, Compiled, Dialable, Host, OwnAddresses, Permit};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -83,7 +83,7 @@ impl Dialer {
         let mut denial = None;
         let mut dialable = Vec::new();
         for address in addresses {
-            match self.judge(policy, permit, address) {
+            match policy.judge_address(permit, address, &self.own) {
                 Ok(one) if dialable.len() < ATTEMPTS => dialable.push(one),
                 Ok(_) => break,
                 Err(why) => denial = Some(why),
@@ -100,20 +100,6 @@ impl Dialer {
             };
             because(code).detailed(error)
         })
-    }
-
-    /// Whatever a rule says, this host is not a far side.
-    fn judge(
-        &self,
-        policy: &Compiled,
-        permit: &Permit,
-        address: IpAddr,
-    ) -> Result<Dialable, Denial> {
-        let ours = address.is_loopback() || address.is_unspecified() || self.own.contains(address);
-        if ours {
-            return Err(Denial::because(Code::PrivateAddress, permit.revision()));
-        }
-        policy.judge_address(permit, address, &self.own)
     }
 
     /// Addresses of a name, families alternating, IPv6 first (RFC 8305, section 4).

@@ -108,7 +108,8 @@ pub struct AuditRecord {
     /// Payload bytes from the far side to the guest.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_in: Option<u64>,
-    /// How long it lived, or how long the decision took, in microseconds.
+    /// How long it lived, or how long the decision took once the guest had said enough, in
+    /// microseconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub micros: Option<u64>,
     /// How many equal decisions this record stands for, if more than one.

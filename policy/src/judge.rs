@@ -317,9 +317,9 @@ impl Compiled {
     /// Judges one address that the permit's target has. Every address is judged before it is
     /// dialled, and by the resolver before it is told to a guest.
     ///
-    /// A special-purpose address passes only if an allow rule names a network within its block, an
-    /// address of this host only if an allow rule names that very address; and only as far as the
-    /// layers above that rule's let the address through.
+    /// A special-purpose address passes only if an allow rule names a network within its block, and
+    /// only as far as the layers above that rule's let the address through. An address of this host
+    /// never passes.
     pub fn judge_address(
         &self,
         permit: &Permit,
@@ -332,6 +332,11 @@ impl Compiled {
             return closed(Code::NoRule);
         }
         let class = AddressClass::of(address, own);
+        // No rule opens a service of this host: a tenant could write it.
+        let host = |address: IpAddr| address.is_loopback() || address.is_unspecified();
+        let ours = class == AddressClass::Own
+            || host(address)
+            || carried(address).is_some_and(|v4| host(v4.into()));
         let (mut opened, mut above) = (class == AddressClass::Public, true);
         for index in self.layers().iter().flatten() {
             let (mut denied, mut lets) = (None, index.default == Effect::Allow);
@@ -340,7 +345,7 @@ impl Compiled {
                 Effect::Deny => denied = Some(clause),
                 Effect::Allow => {
                     lets = true;
-                    opened |= above && names(clause, address, class);
+                    opened |= above && !ours && names(clause, address);
                 }
             });
             if let Some(v4) = carried(address) {
@@ -393,13 +398,10 @@ fn nearer<'a, 'f>(
 
 /// Whether an allow rule means this address and not merely a wide network around it: `0.0.0.0/0` is
 /// the internet, not the loopback.
-fn names(clause: &Clause, address: IpAddr, class: AddressClass) -> bool {
+fn names(clause: &Clause, address: IpAddr) -> bool {
     let Some(net) = clause.net else { return false };
-    let exact = net.prefix_len() == net.max_prefix_len();
-    match class {
-        AddressClass::Own => exact,
-        _ => exact || special(address).is_some_and(|(block, _)| block.contains(&net)),
-    }
+    net.prefix_len() == net.max_prefix_len()
+        || special(address).is_some_and(|(block, _)| block.contains(&net))
 }
 
 /// What is shown in place of a rule.

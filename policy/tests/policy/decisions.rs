@@ -358,7 +358,7 @@ fn special_addresses_need_a_rule_that_means_them() {
     let inner = sandbox(
         "[[rule]]\nallow = [\"a.ex.org\", \"10.0.0.0/8\"]\n[[rule]]\ndeny = [\"10.9.0.0/16\"]",
     );
-    let exact = sandbox("[[rule]]\nallow = [\"a.ex.org\", \"10.1.0.1\", \"8.8.4.4\"]");
+    let exact = sandbox("[[rule]]\nallow = [\"a.ex.org\", \"10.1.0.1\", \"8.8.4.4\", \"127.0.0.0/8\", \"0.0.0.0\", \"64:ff9b::7f00:1\"]");
     let other = sandbox(
         "[[rule]]\nallow = [\"a.ex.org\"]\n[[rule]]\nallow = [\"10.0.0.0/8\"]\nports = [5432]",
     );
@@ -385,8 +385,9 @@ fn special_addresses_need_a_rule_that_means_them() {
     assert_eq!(dialable(&inner, flow, &own, "10.9.3.4"), denied("rule"));
     assert_eq!(dialable(&inner, flow, &own, "64:ff9b::a09:304"), denied("rule"));
     assert_eq!(dialable(&inner, flow, &own, "10.1.0.1"), denied("private-address"), "own");
-    assert_eq!(dialable(&exact, flow, &own, "10.1.0.1"), Ok(()));
-    assert_eq!(dialable(&exact, flow, &own, "8.8.4.4"), Ok(()));
+    for ours in ["10.1.0.1", "8.8.4.4", "127.0.0.1", "64:ff9b::7f00:1", "0.0.0.0"] {
+        assert_eq!(dialable(&exact, flow, &own, ours), denied("private-address"), "{ours}");
+    }
     assert_eq!(dialable(&other, flow, &own, "10.2.3.4"), denied("private-address"), "another port");
 }
 
