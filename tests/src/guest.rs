@@ -10,7 +10,7 @@ use policy::Slot;
 use policy::net::{GATEWAY_IP, GUEST_IP, GUEST_MAC, GUEST_PREFIX};
 use serde_json::Value;
 
-use crate::daemon::{Answer, Ran};
+use crate::daemon::{Answer, Ran, Request};
 use crate::netns::Netns;
 use crate::pump::Pump;
 use crate::world::{Site, World};
@@ -183,8 +183,10 @@ impl<'w> Guest<'w> {
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
         self.cable.unplug();
-        if self.world.daemon().pid().is_some() {
-            let _ = self.world.api("DELETE", &format!("/v1/sandboxes/{}", self.name), &[]);
-        }
+        let daemon = self.world.daemon();
+        let path = format!("/v1/sandboxes/{}", self.name);
+        let removal = daemon.pid().map(|_| daemon.request("DELETE", &path, &[]));
+        drop(daemon);
+        removal.map(Request::attempt);
     }
 }
