@@ -6,6 +6,7 @@
 
 mod create;
 mod exec;
+mod tap;
 mod inspect;
 mod policy;
 mod events;
@@ -83,6 +84,8 @@ enum Errand {
     Rm(inspect::Remove),
     /// Run a command in a sandbox, with its input and output here.
     Exec(exec::Exec),
+    /// Hand the tap of an external sandbox to a program, as an open descriptor.
+    Tap(tap::Tap),
     /// Read, change and explain what a sandbox may reach.
     #[command(subcommand)]
     Policy(policy::Policy),
@@ -130,6 +133,7 @@ impl Errand {
             Self::Show(show) => show.run(client, screen).await?,
             Self::Rm(remove) => remove.run(client, screen).await?,
             Self::Exec(exec) => return exec.run(client).await,
+            Self::Tap(tap) => return tap.run(client).await,
             Self::Policy(policy) => return policy.run(client, screen).await,
             Self::Events(events) => events.run(client, screen).await?,
             Self::Doctor(local) => return local.doctor(screen).await,
@@ -193,6 +197,7 @@ mod tests {
             "postern rm demo other",
             "postern exec demo -- curl -sS https://api.github.com/",
             "postern exec demo --env A=b --cwd /tmp --user nobody -- id -u",
+            "postern tap demo --fd 5 -- cloud-hypervisor --net fd=5",
             "postern policy get demo",
             "postern policy get tenant/acme --json",
             "postern policy set platform policy.toml",

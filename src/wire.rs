@@ -173,7 +173,7 @@ pub struct Exec {
 }
 
 /// What a write of policy did. It is in force when this is answered.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Change {
     /// The revision now in force.
     #[schema(value_type = u64)]
@@ -184,6 +184,9 @@ pub struct Change {
     pub checked: usize,
     /// Of those, the ones that are now denied and were cut.
     pub cut: usize,
+    /// What the writer may not expect of it, one sentence each.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub notes: Vec<String>,
 }
 
 /// A flow to explain.

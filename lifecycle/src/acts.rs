@@ -60,6 +60,13 @@ impl Hypervisors {
         Err(Error::Invalid(Field::new("driver", "qemu", &problem, fix)))
     }
 
+    /// Finds out how guests run here, if any can.
+    pub(crate) async fn warm(&self) {
+        if self.check(Driver::Qemu).is_ok() {
+            self.qemu.accel().await;
+        }
+    }
+
     /// Whether what runs a sandbox is alive.
     pub(crate) fn is_running(&self, record: &Record) -> bool {
         record.process.as_ref().is_some_and(|process| match record.driver {

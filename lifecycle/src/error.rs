@@ -106,7 +106,7 @@ pub enum Error {
         doing: &'static str,
         /// Why.
         #[source]
-        source: egress::Error,
+        source: Box<egress::Error>,
     },
     /// What ended a journey that several callers may wait for.
     #[error(transparent)]

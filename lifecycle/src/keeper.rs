@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::driver::{Handle, Published, Task, Verb};
 use crate::error::{Error, Field};
 use crate::machine::Machine;
-use crate::policies::{Policies, PolicyChange, Scope};
+use crate::policies::{self, Policies, PolicyChange, Scope};
 use crate::reconcile;
 use crate::sandbox::{Actor, CreateSpec, Progress, Sandbox};
 use crate::slots::Slots;
@@ -69,6 +69,9 @@ impl Keeper {
             drivers: TaskTracker::new(),
         }));
         keeper.reconcile().await?;
+        // What guests run on is found out by trying, which takes a second where KVM only pretends.
+        let hypervisors = keeper.0.hypervisors.clone();
+        tokio::spawn(async move { hypervisors.warm().await });
         Ok(keeper)
     }
 
@@ -98,7 +101,7 @@ impl Keeper {
         let shared = &self.0;
         spec.check()?;
         let scope = Scope::Sandbox(spec.name.clone());
-        spec.policy.check_layer(scope.layer()).map_err(Error::Policy)?;
+        policies::check(&spec.policy, &scope)?;
         shared.hypervisors.check(spec.driver)?;
         let birth = shared.births.lock().await;
         if self.handle(&spec.name).is_ok() {
@@ -202,7 +205,8 @@ impl Keeper {
         expected: Option<Revision>,
         actor: &Actor,
     ) -> Result<PolicyChange, Error> {
-        self.change(scope, expected, actor, "policy set", |_| Ok(policy)).await
+        let what = format!("policy of {} rules set", policy.rules().len());
+        self.change(scope, expected, actor, &what, |_| Ok(policy)).await
     }
 
     /// Adds one rule to the policy of a scope.
@@ -213,8 +217,11 @@ impl Keeper {
         expected: Option<Revision>,
         actor: &Actor,
     ) -> Result<PolicyChange, Error> {
+        let alone = Policy::default().with_rule(rule.clone()).map_err(Error::Policy)?;
+        let written = alone.to_json().pointer("/rule/0").map(ToString::to_string);
+        let what = format!("policy rule added: {}", written.unwrap_or_default());
         let add = |current: &Policy| current.with_rule(rule).map_err(Error::Policy);
-        self.change(scope, expected, actor, "policy rule added", add).await
+        self.change(scope, expected, actor, &what, add).await
     }
 
     async fn change(
@@ -235,9 +242,10 @@ impl Keeper {
             return Err(Error::Conflict { expected, current });
         }
         let policy = next(&policy)?;
-        policy.check_layer(scope.layer()).map_err(Error::Policy)?;
+        policies::check(&policy, scope)?;
+        let mut change = PolicyChange { notes: policy.notes(), ..PolicyChange::default() };
         let revision = writing.set(scope, policy).await?;
-        let mut change = PolicyChange { revision, ..PolicyChange::default() };
+        change.revision = revision;
         for handle in self.under(scope) {
             let record = &handle.record;
             handle.policy.store(writing.compile(&record.name, &record.tenant));

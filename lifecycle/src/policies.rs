@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use policy::{Compiled, Layer, Policy, Revision, SandboxName, TenantName};
+use policy::document::{Effect, Rule};
+use policy::{Compiled, Layer, Policy, PolicyError, Protocol, Revision, SandboxName, TenantName};
 use serde::Serialize;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -55,7 +56,7 @@ impl fmt::Display for Scope {
 }
 
 /// What a change of policy did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PolicyChange {
     /// The revision now in force.
     pub revision: Revision,
@@ -65,6 +66,27 @@ pub struct PolicyChange {
     pub checked: usize,
     /// Of those, the ones that are now denied and were cut.
     pub cut: usize,
+    /// What the writer may not expect of it, one sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Checks a policy for a scope: rules that belong to another layer, and rules that nothing here
+/// could keep, are refused.
+pub(crate) fn check(policy: &Policy, scope: &Scope) -> Result<(), Error> {
+    policy.check_layer(scope.layer()).map_err(Error::Policy)?;
+    let relayed = |rule: &Rule| {
+        rule.effect == Effect::Allow && rule.conditions.protocol == Some(Protocol::Udp)
+    };
+    match policy.rules().iter().position(relayed) {
+        None => Ok(()),
+        Some(at) => Err(Error::Policy(PolicyError {
+            field: format!("rule[{at}].protocol"),
+            line: None,
+            value: Some("udp".to_owned()),
+            problem: "UDP is not relayed yet".to_owned(),
+            fix: "leave the rule out; DNS needs none".to_owned(),
+        })),
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -154,5 +176,35 @@ impl Writing<'_> {
         let layers: Vec<(Layer, &Policy)> =
             found.iter().map(|(layer, held)| (*layer, held.policy.as_ref())).collect();
         Compiled::new(&layers, revision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_that_nothing_here_could_keep_is_refused_with_its_field() {
+        let scope = Scope::Sandbox("demo".parse().unwrap());
+        let udp = "[[rule]]\nallow = [\"192.0.2.0/24\"]\nprotocol = \"udp\"\n";
+        let tcp = "[[rule]]\nallow = [\"192.0.2.0/24\"]\n";
+        check(&Policy::from_toml(tcp).unwrap(), &scope).unwrap();
+        let both = Policy::from_toml(&format!("{tcp}{udp}")).unwrap();
+        let Err(Error::Policy(refused)) = check(&both, &scope) else { panic!("not refused") };
+        assert_eq!(refused.field, "rule[1].protocol");
+        let deny = udp.replace("allow", "deny");
+        check(&Policy::from_toml(&deny).unwrap(), &scope).unwrap();
+    }
+
+    #[test]
+    fn a_scope_is_read_as_it_is_written() {
+        for scope in [
+            Scope::Platform,
+            Scope::Tenant("acme".parse().unwrap()),
+            Scope::Sandbox("platform".parse().unwrap()),
+        ] {
+            assert_eq!(Scope::parse(&scope.to_string()), Some(scope));
+        }
+        assert_eq!(Scope::parse("node/x"), None);
     }
 }

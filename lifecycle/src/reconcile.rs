@@ -24,7 +24,7 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &Record) -> Machine
 
 /// Takes away the taps and fences of slots that no sandbox in the journal has.
 pub(crate) async fn sweep(router: &Router, records: &[Record]) -> Result<(), Error> {
-    let fail = |doing| move |source| Error::Router { doing, source };
+    let fail = |doing| move |source| Error::Router { doing, source: Box::new(source) };
     let owned: BTreeSet<Slot> = records.iter().map(|record| record.slot).collect();
     for slot in router.present().await.map_err(fail("listing the taps"))? {
         if owned.contains(&slot) {

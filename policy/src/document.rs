@@ -128,6 +128,26 @@ impl Policy {
         }
     }
 
+    /// What its writer may not expect of it, one sentence a rule: a rule that needs requests is
+    /// closed over TLS, because nobody sees a request inside it.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let numbered = self.rules.iter().enumerate();
+        let closed = numbered.filter(|(_, rule)| {
+            let ports = &rule.conditions.ports;
+            rule.effect == Effect::Allow
+                && rule.conditions.needs_requests()
+                && (ports.is_empty() || ports.iter().any(|range| range.contains(443)))
+        });
+        let note = |(at, _): (usize, &Rule)| {
+            format!(
+                "rule[{at}] names methods or paths: clear-text HTTP is judged by them, TLS to its \
+                 hosts is refused as undecidable"
+            )
+        };
+        closed.map(note).collect()
+    }
+
     /// Writes it as TOML; reading that gives an equal policy.
     #[must_use]
     pub fn to_toml(&self) -> String {

@@ -248,7 +248,7 @@ impl Api {
     ) -> Result<Answer<Change>, Problem> {
         let expected = if_match(headers)?;
         let change = self.0.keeper.set_policy(scope, policy, expected, &caller.actor()).await;
-        change.map(|change| Answer(shown(&change))).map_err(|error| caller.told(error))
+        change.map(|change| Answer(shown(change))).map_err(|error| caller.told(error))
     }
 
     async fn add(
@@ -261,7 +261,7 @@ impl Api {
         let expected = if_match(headers)?;
         let rule = read_rule(rule)?;
         let change = self.0.keeper.add_rule(scope, rule, expected, &caller.actor()).await;
-        change.map(|change| Answer(shown(&change))).map_err(|error| caller.told(error))
+        change.map(|change| Answer(shown(change))).map_err(|error| caller.told(error))
     }
 }
 
@@ -311,11 +311,12 @@ fn if_match(headers: &HeaderMap) -> Result<Option<Revision>, Problem> {
     Ok(Some(Revision(number)))
 }
 
-fn shown(change: &lifecycle::PolicyChange) -> Change {
+fn shown(change: lifecycle::PolicyChange) -> Change {
     Change {
         revision: change.revision,
         sandboxes: change.sandboxes,
         checked: change.checked,
         cut: change.cut,
+        notes: change.notes,
     }
 }

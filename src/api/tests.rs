@@ -1,5 +1,5 @@
 //! The API as callers meet it: the real keeper and router, the real listeners, the real client.
-//! What needs a network namespace is skipped, loudly, for who may not make one.
+//! What needs a network namespace fails for who may not make one.
 
 mod description;
 mod refusals;
@@ -31,13 +31,9 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// None, and a word about it, where namespaces may not be made.
-    async fn start() -> Option<Self> {
+    async fn start() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        if !nix::unistd::geteuid().is_root() {
-            eprintln!("skipped: needs root");
-            return None;
-        }
+        assert!(nix::unistd::geteuid().is_root(), "needs root: it makes a network namespace");
         let dir = tempfile::tempdir().expect("folder");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let netns = format!("pstapi-{}-{number}", std::process::id());
@@ -75,7 +71,7 @@ impl Daemon {
         let tcp = listeners.iter().find_map(Listener::address).expect("tcp").to_string();
         let serving = tokio::spawn(serve(listeners, api.routes(), 64, stop.clone()));
         let local = Client::new(Endpoint::Socket(config.api.socket.clone()), None);
-        Some(Self { _dir: dir, netns, audit, keeper, stop, serving, local, tcp })
+        Self { _dir: dir, netns, audit, keeper, stop, serving, local, tcp }
     }
 
     fn bearer(&self, token: Option<&str>) -> Client {
@@ -131,7 +127,7 @@ fn text(json: &str) -> Content {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_is_made_given_a_policy_explained_and_removed() {
-    let Some(daemon) = Daemon::start().await else { return };
+    let daemon = Daemon::start().await;
     let client = &daemon.local;
     let body = json!({ "name": "demo", "driver": "external", "memory": "256M" });
     let path = "/v1/sandboxes?progress=true";
@@ -184,7 +180,7 @@ async fn a_sandbox_is_made_given_a_policy_explained_and_removed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_sees_and_touches_only_its_tenant_and_never_the_platform() {
-    let Some(daemon) = Daemon::start().await else { return };
+    let daemon = Daemon::start().await;
     daemon.create("theirs", "other").await;
     daemon.create("ours", "acme").await;
     let acme = daemon.bearer(Some(OF_ACME));
@@ -239,7 +235,7 @@ async fn a_token_sees_and_touches_only_its_tenant_and_never_the_platform() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn over_tcp_nobody_is_answered_without_a_token_or_under_a_foreign_name() {
-    let Some(daemon) = Daemon::start().await else { return };
+    let daemon = Daemon::start().await;
     let get = |client: Client, host: Option<&'static str>| async move {
         let headers: Vec<_> = host.map(|host| ("host", host)).into_iter().collect();
         let mut map = HeaderMap::new();
@@ -266,7 +262,7 @@ async fn over_tcp_nobody_is_answered_without_a_token_or_under_a_foreign_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_tell_the_past_then_the_present_and_only_to_whom_they_belong() {
-    let Some(daemon) = Daemon::start().await else { return };
+    let daemon = Daemon::start().await;
     daemon.create("theirs", "other").await;
     daemon.create("ours", "acme").await;
     let acme = daemon.bearer(Some(OF_ACME));

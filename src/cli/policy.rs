@@ -201,11 +201,12 @@ impl Rule {
 
 fn told(screen: &Screen, change: &Change) -> Result<(), Error> {
     screen.either(change, |change| {
-        let Change { revision, sandboxes, checked, cut } = change;
-        format!(
+        let Change { revision, sandboxes, checked, cut, notes } = change;
+        let done = format!(
             "revision {revision} is in force for {sandboxes} sandbox{}; {checked} open flows judged again, {cut} cut",
             if *sandboxes == 1 { "" } else { "es" }
-        )
+        );
+        notes.iter().fold(done, |told, note| format!("{told}\nnote: {note}"))
     })
 }
 

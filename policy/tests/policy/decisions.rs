@@ -358,7 +358,9 @@ fn special_addresses_need_a_rule_that_means_them() {
     let inner = sandbox(
         "[[rule]]\nallow = [\"a.ex.org\", \"10.0.0.0/8\"]\n[[rule]]\ndeny = [\"10.9.0.0/16\"]",
     );
-    let exact = sandbox("[[rule]]\nallow = [\"a.ex.org\", \"10.1.0.1\", \"8.8.4.4\", \"127.0.0.0/8\", \"0.0.0.0\", \"64:ff9b::7f00:1\"]");
+    let exact = sandbox(
+        "[[rule]]\nallow = [\"a.ex.org\", \"10.1.0.1\", \"8.8.4.4\", \"127.0.0.0/8\", \"0.0.0.0\", \"64:ff9b::7f00:1\"]",
+    );
     let other = sandbox(
         "[[rule]]\nallow = [\"a.ex.org\"]\n[[rule]]\nallow = [\"10.0.0.0/8\"]\nports = [5432]",
     );

@@ -362,3 +362,25 @@ fn always_belongs_to_the_platform_alone() {
         assert!(error.to_string().contains(layer.as_str()), "{error}");
     }
 }
+
+#[test]
+fn a_rule_that_tls_cannot_show_is_noted_for_its_writer() {
+    let notes = |rule: &str| {
+        let text = format!("[[rule]]\nallow = [\"a.ex.org\"]\n[[rule]]\n{rule}");
+        Policy::from_toml(&text).expect(rule).notes()
+    };
+    for closed in [
+        "allow = [\"b.ex.org\"]\nmethods = [\"GET\"]",
+        "allow = [\"b.ex.org\"]\npaths = [\"/v1/**\"]",
+    ] {
+        let [note] = &notes(closed)[..] else { panic!("{closed}") };
+        assert!(note.starts_with("rule[1] "), "{note}");
+    }
+    for open in [
+        "allow = [\"b.ex.org\"]",
+        "deny = [\"b.ex.org\"]\npaths = [\"/v1/**\"]",
+        "allow = [\"b.ex.org\"]\npaths = [\"/v1/**\"]\nports = [80, 8080]",
+    ] {
+        assert!(notes(open).is_empty(), "{open}");
+    }
+}
