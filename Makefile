@@ -35,16 +35,15 @@ lint:
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo deny --log-level error check licenses bans sources
 
-# Needs nothing: pure cores, parsers, the shape of the house.
+# Pure cores, parsers, the API in process, the shape of the house. Needs root for the API's namespace.
 test-unit:
-	cargo test --workspace --lib --bins --exclude postern-tests
-	cargo test -p postern-tests --lib
+	cargo test --workspace --lib --bins
 	cargo test -p postern-tests --test house
-	cargo test -p policy -p dns -p agent --tests
+	cargo test -p policy -p dns -p egress --test policy --test dns --test sniff --test tunnel --test tunnel_cost
 
 # Needs root: real namespaces, taps, nftables, the real daemon; guests are namespaces behind taps.
 test-world: build
-	cargo test -p egress -p vmm --test '*_world' -- --test-threads=1
+	cargo test -p egress -p vmm --test fence_world --test router_world --test tap_world -- --test-threads=2
 	cargo test -p postern-tests --test world -- --test-threads=2
 
 # Needs root and QEMU: a real Debian guest.

@@ -213,6 +213,29 @@ fn each_promise_has_its_test_or_says_pending() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
+#[test]
+fn every_test_target_is_run_by_the_makefile() {
+    let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
+    let named: BTreeSet<&str> = makefile
+        .split_whitespace()
+        .zip(makefile.split_whitespace().skip(1))
+        .filter_map(|(option, name)| (option == "--test").then_some(name))
+        .collect();
+    for (name, dir, _) in HOUSE.iter().filter(|(_, dir, _)| *dir != ".") {
+        let Ok(entries) = fs::read_dir(root().join(dir).join("tests")) else { continue };
+        for path in entries.map(|entry| entry.unwrap().path()) {
+            let target =
+                path.extension().is_some_and(|e| e == "rs") || path.join("main.rs").exists();
+            let stem = path.file_stem().unwrap().to_str().unwrap();
+            assert!(!target || named.contains(stem), "{name}: nothing runs the tests of {stem}");
+        }
+    }
+    for target in manifest("tests")["test"].as_array().unwrap() {
+        let stem = target["name"].as_str().unwrap();
+        assert!(named.contains(stem), "nothing runs the tests of {stem}");
+    }
+}
+
 /// The first path segment after every `crate::`, including inside `crate::{a, b::C}`.
 fn named_modules(text: &str) -> Vec<&str> {
     let ident = |s: &str| s.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(s.len());
