@@ -112,6 +112,12 @@ pub fn exchange_until(
     Reply { bytes, end, took: start.elapsed() }
 }
 
+/// Whether these bytes hold the whole head of an HTTP message.
+#[must_use]
+pub fn has_head(bytes: &[u8]) -> bool {
+    bytes.windows(4).any(|four| four == b"\r\n\r\n")
+}
+
 fn refused(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
 }

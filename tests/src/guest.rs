@@ -10,7 +10,7 @@ use policy::Slot;
 use policy::net::{GATEWAY_IP, GUEST_IP, GUEST_MAC, GUEST_PREFIX};
 use serde_json::Value;
 
-use crate::daemon::{Answer, Ran, Request};
+use crate::daemon::{Answer, Ran};
 use crate::netns::Netns;
 use crate::pump::Pump;
 use crate::world::{Site, World};
@@ -187,6 +187,8 @@ impl Drop for Guest<'_> {
         let path = format!("/v1/sandboxes/{}", self.name);
         let removal = daemon.pid().map(|_| daemon.request("DELETE", &path, &[]));
         drop(daemon);
-        removal.map(Request::attempt);
+        if let Some(removal) = removal {
+            removal.attempt();
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::ca::Authority;
 use crate::daemon::{Answer, Daemon, Ran};
 use crate::nameserver::Nameserver;
 use crate::netns::{DIRECTORY_PREFIX, Netns, run};
-use crate::origin::{Arrival, Origin};
+use crate::origin::{Arrival, Origin, port};
 use crate::poll::eventually;
 use crate::wire::{Seen, Wire};
 
@@ -36,8 +36,9 @@ pub const PUBLIC_RESOLVER: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
 pub const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 /// A private neighbour of the host: there, and reachable from the host.
 pub const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
-/// Port of a service of the host itself that listens on all its addresses.
-pub const HOST_SERVICE: u16 = 2222;
+/// Port of a service of the host itself that listens on all its addresses; the internet has an HTTP
+/// server on the same port.
+pub const HOST_SERVICE: u16 = port::HTTP_ALT;
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 1);
 const GATEWAY_V6: &str = "2606:2800:220::1";

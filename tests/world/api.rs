@@ -134,27 +134,3 @@ fn the_command_line_creates_lists_changes_explains_and_removes() {
     world.cli(&["rm", &name]).ok();
     assert_eq!(world.cli(&["show", &name]).code, 3);
 }
-
-/// Two daemons on one state would each undo what the other does.
-#[test]
-fn a_second_daemon_on_the_same_state_is_refused() {
-    let world = World::shared();
-    let mut second = world.host.bare_command(&world::daemon::program().to_string_lossy());
-    let ran = second.arg("serve").arg("--config").arg(world.dir().join("postern.toml")).output();
-    let ran = world::daemon::Ran::of(&ran.expect("run it"));
-    assert_ne!(ran.code, 0, "{ran:?}");
-    assert_eq!(world.api("GET", "/v1/health", &[]).status, 200, "the first one goes on");
-}
-
-/// Promise 19. A configuration with a mistake starts nothing.
-#[test]
-fn a_bad_configuration_starts_nothing_and_names_line_and_fix() {
-    let world = World::shared();
-    let file = world.dir().join("bad-config.toml");
-    std::fs::write(&file, "[egress]\nadresses = [\"1.2.3.4\"]\n").expect("write");
-    let mut serve = world.host.bare_command(&world::daemon::program().to_string_lossy());
-    let ran = serve.arg("serve").arg("--config").arg(&file).output().expect("run it");
-    let ran = world::daemon::Ran::of(&ran);
-    assert_ne!(ran.code, 0);
-    assert!(ran.stderr.contains("adresses") && ran.stderr.contains("addresses"), "{ran:?}");
-}

@@ -57,19 +57,22 @@ fn a_public_resolver_is_answered_by_ours_and_never_asked() {
 #[test]
 fn a_name_with_a_private_address_is_not_told_and_not_dialled() {
     let world = World::shared();
-    let (api, trap) = (world.site("api"), world.site("trap"));
-    let guest = world.guest(&allow(&[&api, &trap]));
+    let api = world.site("api");
+    let guest = world.guest("[[rule]]\nallow = [\"*.example.com\"]\n");
     let own = [world::world::HOST, world::world::EGRESS, guest.internal(), [127, 0, 0, 1].into()];
-    for address in own.into_iter().chain([NEIGHBOUR]) {
-        world.names.set_turns(&trap.name, 0, vec![vec![address.into()]]);
+    for address in own.into_iter().chain([NEIGHBOUR, world::world::METADATA]) {
+        let trap = world.site("trap");
+        world.names.set(&trap.name, &[address.into()]);
         let reply = ask(&guest, &trap.name, RecordType::A);
-        assert!(client::addresses(&reply).is_empty(), "{address}");
+        assert!(client::addresses(&reply).is_empty(), "{address}: {reply}");
+        let (code, text) = client::extended_error(&reply).expect("an extended error");
+        assert_eq!((code, text.contains("private-address")), (17, true), "{address}: {text}");
         let hello = client::client_hello(&world.authority, &trap.name);
         let reply = guest.run(|| client::exchange(trap.at(443), &[&hello], PATIENT));
         assert_eq!(reply.alert(), Some(client::ACCESS_DENIED), "{address}: {reply:?}");
+        guest.event(&[("kind", "connection"), ("code", "private-address"), ("name", &trap.name)]);
+        assert_eq!(world.sent_to(address), [], "{address}");
     }
-    assert_eq!(world.sent_to(NEIGHBOUR), []);
-    guest.event(&[("outcome", "deny"), ("code", "private-address"), ("name", &trap.name)]);
     guest.reaches(&api);
 }
 

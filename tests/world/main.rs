@@ -18,6 +18,7 @@ mod frames;
 mod http;
 mod isolation;
 mod limits;
+mod operator;
 mod oracle;
 mod policies;
 mod refused;

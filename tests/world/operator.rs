@@ -1,0 +1,97 @@
+//! What an operator does to a node: configure it, check it, run it, hook another hypervisor to it.
+
+use std::path::Path;
+
+use crate::crash::taps;
+use world::World;
+use world::daemon::{Ran, program};
+use world::netns::DIRECTORY_PREFIX;
+use world::world::EGRESS;
+
+/// `postern <words> --config <file>` on the host.
+fn on_host(world: &World, words: &[&str], config: &Path) -> Ran {
+    let mut command = world.host.bare_command(&program().to_string_lossy());
+    Ran::of(&command.args(words).arg("--config").arg(config).output().expect("run postern"))
+}
+
+/// Two daemons on one state would each undo what the other does.
+#[test]
+fn a_second_daemon_on_the_same_state_is_refused() {
+    let world = World::shared();
+    let ran = on_host(world, &["serve"], &world.dir().join("postern.toml"));
+    assert_ne!(ran.code, 0, "{ran:?}");
+    assert_eq!(world.api("GET", "/v1/health", &[]).status, 200, "the first one goes on");
+}
+
+/// Promise 19. A configuration with a mistake starts nothing.
+#[test]
+fn a_bad_configuration_starts_nothing_and_names_line_and_fix() {
+    let world = World::shared();
+    let file = world.dir().join("bad-config.toml");
+    std::fs::write(&file, "[egress]\nadresses = [\"1.2.3.4\"]\n").expect("write");
+    let ran = on_host(world, &["serve"], &file);
+    assert_ne!(ran.code, 0);
+    assert!(ran.stderr.contains("adresses") && ran.stderr.contains("addresses"), "{ran:?}");
+}
+
+/// What `serve` would stumble over is found before, with what to do about it; and `serve` does not
+/// start over it.
+#[test]
+fn doctor_finds_an_egress_address_that_the_host_does_not_have() {
+    let world = World::without_daemon("");
+    let config = world.dir().join("postern.toml");
+    let fit = on_host(&world, &["doctor", "--json"], &config);
+    let check = |ran: &Ran, name: &str| {
+        let report = ran.json();
+        let mut checks = report["checks"].as_array().expect("checks").iter();
+        checks.find(|check| check["name"] == name).cloned().unwrap_or_else(|| panic!("{report}"))
+    };
+    for name in ["privileges", "kernel", "tap devices", "fence", "egress", "state", "resolver"] {
+        assert_eq!(check(&fit, name)["status"], "ok", "{name}: {}", fit.stdout);
+    }
+    let text = std::fs::read_to_string(&config).expect("read");
+    let foreign = text.replace(&EGRESS.to_string(), "93.184.216.99");
+    std::fs::write(&config, foreign).expect("write");
+    let unfit = on_host(&world, &["doctor", "--json"], &config);
+    assert_eq!(unfit.code, 1, "{unfit:?}");
+    let egress = check(&unfit, "egress");
+    assert_eq!(egress["status"], "fail", "{egress}");
+    assert!(egress["remedy"].as_str().is_some_and(|remedy| !remedy.is_empty()), "{egress}");
+    let serve = on_host(&world, &["serve"], &config);
+    assert_ne!(serve.code, 0, "{serve:?}");
+    assert!(serve.stderr.contains("93.184.216.99"), "{serve:?}");
+}
+
+/// Another hypervisor is told where its tap is, and when to let go of it.
+#[test]
+fn the_operators_hooks_learn_the_tap_the_namespace_and_the_guests_address() {
+    let told = format!("{DIRECTORY_PREFIX}-{}-hooks", std::process::id());
+    let hook = |on: &str| format!("on_{on} = [\"/bin/sh\", \"-c\", \"env > {told}.{on}\"]\n");
+    let world = World::with(&format!("[external]\n{}{}", hook("create"), hook("remove")));
+    let made = world.create("hooked", "acme", "");
+    assert_eq!(made.status, 201, "{}", made.text);
+    assert_eq!(world.api("DELETE", "/v1/sandboxes/hooked", &[]).status, 204);
+    for on in ["create", "remove"] {
+        let environment = std::fs::read_to_string(format!("{told}.{on}")).expect("it ran");
+        for line in [
+            "POSTERN_SANDBOX=hooked".to_owned(),
+            "POSTERN_TENANT=acme".to_owned(),
+            format!("POSTERN_TAP={}", made.json["tap"].as_str().expect("a tap")),
+            format!("POSTERN_NETNS={}", world.taps.name()),
+            format!("POSTERN_GUEST_IP={}", policy::net::GUEST_IP),
+        ] {
+            assert!(environment.lines().any(|had| had == line), "{on}: {line} in {environment}");
+        }
+    }
+}
+
+/// Promise 21. What a hook refuses is undone.
+#[test]
+fn a_sandbox_whose_hook_fails_is_not_made_and_leaves_nothing() {
+    let world = World::with("[external]\non_create = [\"/bin/false\"]\n");
+    let made = world.create("unwanted", "default", "");
+    assert_eq!(made.status, 500, "{}", made.text);
+    assert!(made.json["error"]["message"].is_string(), "{}", made.text);
+    assert_eq!(world.api("GET", "/v1/sandboxes/unwanted", &[]).status, 404);
+    assert_eq!(taps(&world), [""; 0]);
+}
