@@ -103,12 +103,12 @@ pub fn exchange_until(
         Err(e) => panic!("connect to {to}: {e}"),
     };
     let start = Instant::now();
-    for piece in pieces {
-        if stream.write_all(piece).is_err() {
-            break;
-        }
+    let cut = pieces.iter().any(|piece| stream.write_all(piece).is_err());
+    let mut end = read_until(&mut stream, &mut bytes, limit, enough);
+    if cut && end == End::Closed {
+        // The failed write has taken the error; the read finds only that it is over.
+        end = End::Reset;
     }
-    let end = read_until(&mut stream, &mut bytes, limit, enough);
     Reply { bytes, end, took: start.elapsed() }
 }
 
