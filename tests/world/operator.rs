@@ -95,3 +95,28 @@ fn a_sandbox_whose_hook_fails_is_not_made_and_leaves_nothing() {
     assert_eq!(world.api("GET", "/v1/sandboxes/unwanted", &[]).status, 404);
     assert_eq!(taps(&world), [""; 0]);
 }
+
+/// A hypervisor that does not enter namespaces gets its tap as an open descriptor.
+#[test]
+fn a_program_that_is_handed_the_tap_speaks_to_the_gateway() {
+    const ASK_FOR_THE_GATEWAY: &str = "
+import os, select
+guest, gateway = bytes.fromhex('020000000002'), bytes([169, 254, 100, 1])
+question = bytes([0, 1, 8, 0, 6, 4, 0, 1]) + guest + bytes([169, 254, 100, 2]) + bytes(6) + gateway
+frame = bytes([255] * 6) + guest + bytes([8, 6]) + question
+os.write(5, bytes(12) + frame)
+while select.select([5], [], [], 10)[0]:
+    answer = os.read(5, 2000)[12:]
+    if answer[12:14] == bytes([8, 6]) and answer[28:32] == gateway:
+        print(answer[22:28].hex())
+        break
+";
+    let world = World::shared();
+    let name = world.fresh_name();
+    assert_eq!(world.create(&name, "default", "").status, 201);
+    let words = ["tap", &name, "--fd", "5", "--", "python3", "-c", ASK_FOR_THE_GATEWAY];
+    let ran = world.cli(&words).ok();
+    let gateway = policy::net::GATEWAY_MAC.map(|byte| format!("{byte:02x}")).concat();
+    assert_eq!(ran.stdout.trim(), gateway, "{ran:?}");
+    assert_eq!(world.cli(&["rm", &name]).code, 0);
+}
