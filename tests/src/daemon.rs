@@ -243,9 +243,9 @@ impl Request {
         Self(curl)
     }
 
-    /// Makes it, whatever comes of it.
-    pub fn attempt(mut self) {
-        let _ = self.0.output();
+    /// Makes it, whatever comes of it; gives what came, for a person to read.
+    pub fn attempt(mut self) -> String {
+        self.0.output().map_or_else(|e| e.to_string(), |output| Ran::of(&output).stdout)
     }
 
     /// Makes it and waits for the answer.

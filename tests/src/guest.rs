@@ -184,11 +184,15 @@ impl Drop for Guest<'_> {
     fn drop(&mut self) {
         self.cable.unplug();
         let daemon = self.world.daemon();
-        let path = format!("/v1/sandboxes/{}", self.name);
-        let removal = daemon.pid().map(|_| daemon.request("DELETE", &path, &[]));
-        drop(daemon);
-        if let Some(removal) = removal {
-            removal.attempt();
+        if daemon.pid().is_none() {
+            return;
         }
+        let audit = daemon.request("GET", &format!("/v1/events?sandbox={}", self.name), &[]);
+        let removal = daemon.request("DELETE", &format!("/v1/sandboxes/{}", self.name), &[]);
+        drop(daemon);
+        if std::thread::panicking() {
+            eprintln!("the audit of {}:\n{}", self.name, audit.attempt());
+        }
+        removal.attempt();
     }
 }

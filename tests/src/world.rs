@@ -246,7 +246,7 @@ impl World {
         self.origin.requests(|request| request.host.split(':').next() == Some(host))
     }
 
-    /// One request to the API; see [`Daemon::api`].
+    /// One request to the API; see [`Daemon::request`].
     pub fn api(&self, method: &str, path: &str, more: &[&str]) -> Answer {
         let asked = self.daemon().request(method, path, more);
         asked.answer()
