@@ -28,6 +28,8 @@ use crate::error::Error;
 
 /// Mark of diverted packets, the preference of the rule that finds them, and its table.
 pub const MARK: u32 = 1;
+/// Mark of packets that a slot's fence refuses and the base answers.
+pub const REFUSED: u32 = 2;
 const PREFERENCE: u32 = 100;
 const TABLE: u32 = 100;
 
@@ -38,8 +40,10 @@ const FALLBACK_LINKS: [&str; 9] =
     ["tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"];
 
 /// Settings of the whole namespace, and of every interface that will be made in it.
-const SYSCTLS: [(&str, &str); 14] = [
+const SYSCTLS: [(&str, &str); 15] = [
     ("net/ipv4/ip_forward", "0"),
+    // Every refusal is answered; how many a guest can ask for, the guest pays for.
+    ("net/ipv4/icmp_ratelimit", "0"),
     ("net/ipv4/conf/all/rp_filter", "0"),
     ("net/ipv4/conf/default/rp_filter", "0"),
     ("net/ipv4/conf/all/arp_ignore", "1"),

@@ -69,7 +69,6 @@ const ICMP_TYPES: Shown = Shown::Named(&[
     (&[11], "time-exceeded"),
     (&[12], "parameter-problem"),
 ]);
-const ICMP_CODES: Shown = Shown::Named(&[(&[13], "admin-prohibited")]);
 const NF_FAMILIES: Shown = Shown::Named(&[(&[2], "ipv4")]);
 const TCP_FLAGS: Shown = Shown::Flags(&[(0x02, "syn"), (0x04, "rst"), (0x10, "ack")]);
 
@@ -106,6 +105,5 @@ pub(crate) const IP_DADDR: Field = payload("ip daddr", NETWORK, 16, Shown::Ip);
 pub(crate) const UDP_DPORT: Field = payload("udp dport", TRANSPORT, 2, Shown::Decimal);
 pub(crate) const TCP_FLAG_BITS: Field = payload("tcp flags", TRANSPORT, 13, TCP_FLAGS);
 pub(crate) const ICMP_TYPE: Field = payload("icmp type", TRANSPORT, 0, ICMP_TYPES);
-pub(crate) const ICMP_CODE: Field = payload("icmp code", TRANSPORT, 1, ICMP_CODES);
 /// The source address inside the packet that an ICMP error quotes (RFC 792).
 pub(crate) const ICMP_QUOTED_SADDR: Field = payload("@th,160,32", TRANSPORT, 20, Shown::Hex);

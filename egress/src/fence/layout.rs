@@ -13,7 +13,7 @@ use crate::fence::reason::Reason;
 use crate::fence::rule::{
     Chain, Expr, Family, Hook, Point, Rule, Ruleset, Set, Table, TableId, is, is_not, masked,
 };
-use crate::world::MARK;
+use crate::world::{MARK, REFUSED};
 
 const TABLE: &str = "postern";
 /// The kernel checks a whole table whenever a rule of it changes, about 0.008 ms for each slot in it;
@@ -52,13 +52,16 @@ impl SlotFence {
     }
 }
 
-/// What all slots share. TCP goes to the transparent listeners at `divert_port`, DNS over UDP to
+/// What all slots share. What a slot's chains marked as refused is answered here and not there: the
+/// kernels of Debian 12 cannot reject in a netdev chain. The errors name the slot's address until
+/// the slot's way out makes them the guest's own again. TCP goes to the transparent listeners at `divert_port`, DNS over UDP to
 /// the transparent socket at port 53; nothing is forwarded, and only a guest is ever answered.
 #[must_use]
 pub fn base(divert_port: u16) -> Table {
     let from_tap = || is(IIFNAME, "pt");
     let to_tap = || is(OIFNAME, "pt");
     let marked = || is(META_MARK, MARK.to_ne_bytes());
+    let refused = || is(META_MARK, REFUSED.to_ne_bytes());
     let udp_to_dns = || [is(META_L4PROTO, UDP), is(UDP_DPORT, DNS_PORT.to_be_bytes())];
     let divert = |matched: &[Expr], port| {
         let taken = [Expr::Divert(port), Expr::Mark(MARK), Expr::Accept];
@@ -79,6 +82,13 @@ pub fn base(divert_port: u16) -> Table {
                 MANGLE,
                 vec![
                     Rule::new([is(IIFNAME, interface("lo")), Expr::Accept]),
+                    Rule::new([from_tap(), refused(), is(META_L4PROTO, TCP), Expr::RejectReset]),
+                    Rule::new([
+                        from_tap(),
+                        refused(),
+                        is(META_NFPROTO, [2]),
+                        Expr::RejectProhibited,
+                    ]),
                     divert(&[is(META_L4PROTO, TCP)], divert_port),
                     divert(&udp_to_dns(), DNS_PORT),
                 ],
@@ -168,7 +178,7 @@ pub(crate) fn slot_of_chain(name: &str) -> Option<Slot> {
 
 /// Every frame of the guest enters here.
 fn in_rules(slot: Slot, fence: &SlotFence, guest: String) -> Vec<Rule> {
-    let why = |reason, matched: &[Expr]| refusal(slot, fence, reason, matched, Expr::Drop);
+    let why = |reason, matched: &[Expr]| refusal(slot, fence, reason, matched, &[Expr::Drop]);
     let plain_header = [0x45];
     let to_nowhere = || Expr::In { field: IP_DADDR, set: NOWHERE, inside: true };
     let mut rules = vec![
@@ -200,7 +210,7 @@ fn in_rules(slot: Slot, fence: &SlotFence, guest: String) -> Vec<Rule> {
             fence,
             Reason::Destination,
             &[ip(), to_nowhere(), is(META_L4PROTO, TCP)],
-            Expr::RejectReset,
+            &refuse(slot),
         ),
         why(Reason::Destination, &[ip(), to_nowhere()]),
         why(Reason::Protocol, &[is_not(META_L4PROTO, TCP), is_not(META_L4PROTO, UDP)]),
@@ -230,7 +240,7 @@ fn arp_request(to: [u8; 6]) -> Rule {
 }
 
 /// What is left of it: whole IPv4 packets of the guest to an address outside. Here it gets the
-/// slot's address; errors are answered before that, or the guest would not know them as its own.
+/// slot's address.
 fn guest_rules(slot: Slot, fence: &SlotFence) -> Vec<Rule> {
     let admit = [rewrite(IP_SADDR, slot.address()), Expr::Accept];
     let opening =
@@ -244,20 +254,19 @@ fn guest_rules(slot: Slot, fence: &SlotFence) -> Vec<Rule> {
         Rule::new([&udp_to(DNS_PORT)[..], &admit].concat()),
     ];
     let named = [
-        refusal(slot, fence, Reason::SynRate, &opening(true), Expr::Drop),
-        refusal(slot, fence, Reason::Quic, &udp_to(QUIC_PORT), Expr::RejectProhibited),
-        refusal(slot, fence, Reason::Udp, &udp, Expr::RejectProhibited),
+        refusal(slot, fence, Reason::SynRate, &opening(true), &[Expr::Drop]),
+        refusal(slot, fence, Reason::Quic, &udp_to(QUIC_PORT), &refuse(slot)),
+        refusal(slot, fence, Reason::Udp, &udp, &refuse(slot)),
     ];
     rules.extend(named.into_iter().flatten());
     rules
 }
 
-/// Everything towards the guest leaves here: answers to its slot's address, errors whose quoted
-/// packet must be the guest's own again, and what the chains above refuse with.
+/// Everything towards the guest leaves here: answers to its slot's address, and errors whose quoted
+/// packet must be the guest's own again.
 fn out_rules(slot: Slot) -> Vec<Rule> {
     let ours = slot.address().octets();
     let to_slot = || is(IP_DADDR, ours);
-    let to_guest = || is(IP_DADDR, GUEST_IP.octets());
     let deliver = || [rewrite(IP_DADDR, GUEST_IP), Expr::Accept];
     let quoting = |icmp_type| {
         Rule::new([
@@ -280,21 +289,6 @@ fn out_rules(slot: Slot) -> Vec<Rule> {
         quoting(11),
         quoting(12),
         Rule::new([&[ip(), to_slot()][..], &deliver()].concat()),
-        Rule::new([
-            ip(),
-            to_guest(),
-            is(META_L4PROTO, ICMP),
-            is(ICMP_TYPE, [3]),
-            is(ICMP_CODE, [13]),
-            Expr::Accept,
-        ]),
-        Rule::new([
-            ip(),
-            to_guest(),
-            is(META_L4PROTO, TCP),
-            masked(TCP_FLAG_BITS, [0x04], false, [0]),
-            Expr::Accept,
-        ]),
         Rule::new([
             is(META_PROTOCOL, ETHERTYPE_ARP),
             is(ARP_OPERATION, [0, 2]),
@@ -323,14 +317,19 @@ fn refusal(
     fence: &SlotFence,
     reason: Reason,
     matched: &[Expr],
-    verdict: Expr,
+    verdict: &[Expr],
 ) -> [Rule; 2] {
     let tag = reason.tag(slot);
     let log = Expr::Log { group: fence.nflog_group, snaplen: SNAPLEN, prefix: tag.clone() };
     [
         Rule::new([matched, &[SAMPLES, log]].concat()),
-        Rule { exprs: [matched, &[Expr::Counter, verdict]].concat(), comment: Some(tag) },
+        Rule { exprs: [matched, &[Expr::Counter], verdict].concat(), comment: Some(tag) },
     ]
+}
+
+/// Lets the packet as far as the base, which answers it with a refusal.
+fn refuse(slot: Slot) -> [Expr; 3] {
+    [rewrite(IP_SADDR, slot.address()), Expr::Mark(REFUSED), Expr::Accept]
 }
 
 fn rewrite(field: Field, to: Ipv4Addr) -> Expr {
@@ -387,9 +386,8 @@ mod tests {
     fn every_drop_says_why_and_is_counted() {
         let at = Slot::new(7).expect("in range");
         for rule in slot(at, &SlotFence::new(5)).chains.iter().flat_map(|chain| &chain.rules) {
-            let refuses = rule.exprs.iter().any(|expr| {
-                matches!(expr, Expr::Drop | Expr::RejectProhibited | Expr::RejectReset)
-            });
+            let refuses =
+                rule.exprs.iter().any(|expr| matches!(expr, Expr::Drop | Expr::Mark(REFUSED)));
             let tag = rule.comment.as_deref().and_then(Reason::of_tag);
             assert_eq!(refuses, tag.is_some_and(|(slot, _)| slot == at), "{rule}");
             assert_eq!(refuses, rule.exprs.contains(&Expr::Counter), "{rule}");

@@ -72,7 +72,7 @@ pub(crate) fn guest(world: &Netns, slot: Slot) -> Netns {
     let guest = Netns(unique("guest"));
     let (tap, at) = (slot.tap(), &guest.0);
     run(&format!("ip netns add {at}"));
-    guest.exec("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+    guest.exec("sysctl -eqw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
     run(&format!("ip link add {tap} netns {} type veth peer name eth0 netns {at}", world.0));
     guest.exec("ip link set eth0 address 02:00:00:00:00:02 up");
     guest.exec("ip link set lo up");

@@ -62,8 +62,8 @@ struct Start {
 
 impl Start {
     async fn router(&self) -> Router {
-        let limits =
-            Limits { flows: 64, first_flight: Duration::from_secs(3), ..Limits::default() };
+        let (first_flight, idle) = (Duration::from_secs(3), Duration::from_secs(3));
+        let limits = Limits { flows: 64, first_flight, idle, ..Limits::default() };
         let netns = self.netns.clone();
         let config = Config { netns, divert_port: 15_001, nflog_group: 7, limits };
         let (resolver, own) = (self.resolver.clone(), self.own.clone());
@@ -110,7 +110,11 @@ impl Place {
         let slot = Slot::new(1).expect("in range");
         land.ip("w", "link add pt1 type veth peer name eth0");
         land.ip("w", &format!("link set eth0 netns {}g", land.prefix));
-        land.made('g', || std::fs::write("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "1"));
+        land.made('g', || match std::fs::write("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "1") {
+            // A kernel without IPv6 has it off.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            written => written,
+        });
         land.ip("g", "link set eth0 address 02:00:00:00:00:02");
         land.ip("g", "addr add 169.254.100.2/30 dev eth0");
         land.ip("g", "link set eth0 up");
