@@ -15,6 +15,9 @@ use crate::netns::Netns;
 use crate::pump::Pump;
 use crate::world::{Site, World};
 
+/// How a response starts that only says to go on.
+const INTERIM: &[u8] = b"HTTP/1.1 100";
+
 /// A running guest. Dropping it removes the sandbox.
 #[derive(Debug)]
 pub struct Guest<'w> {
@@ -140,8 +143,12 @@ impl<'w> Guest<'w> {
         let ran = Ran::of(&output);
         let (stderr, figures) = ran.stderr.rsplit_once('\n').unwrap_or(("", &ran.stderr));
         let (status, took) = figures.split_once(' ').unwrap_or_default();
-        let split = output.stdout.windows(4).position(|four| four == b"\r\n\r\n");
-        let (head, body) = output.stdout.split_at(split.map_or(0, |at| at + 4));
+        let (mut head, mut body) = (&[][..], &output.stdout[..]);
+        while head.is_empty() || head.starts_with(INTERIM) {
+            let end = body.windows(4).position(|four| four == b"\r\n\r\n");
+            let Some(end) = end else { break };
+            (head, body) = body.split_at(end + 4);
+        }
         Curl {
             code: ran.code,
             status: status.parse().unwrap_or(0),

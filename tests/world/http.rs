@@ -1,6 +1,7 @@
 //! Clear-text HTTP: every request is judged, and what was judged is what is sent.
 
 use world::client::{self, End, PATIENT};
+use world::origin::{pattern, sum};
 use world::{Guest, Site, World, allow};
 
 fn say(guest: &Guest<'_>, to: &Site, text: &str) -> client::Reply {
@@ -136,6 +137,22 @@ fn hop_by_hop_fields_are_removed_and_end_to_end_fields_are_kept() {
         [("x-hop", false), ("upgrade", false), ("authorization", true), ("x-end", true)]
     {
         assert_eq!(names.contains(&name), kept, "{name} in {names:?}");
+    }
+}
+
+/// Promise 14. Bodies arrive whole, however they are framed and announced.
+#[test]
+fn a_body_arrives_whole_with_a_length_in_chunks_and_after_a_hundred_continue() {
+    let world = World::shared();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    let body = pattern(1_500_000);
+    let file = world.dir().join("body");
+    std::fs::write(&file, &body).expect("write");
+    let (data, url) = (format!("@{}", file.display()), format!("http://{}/sum", api.name));
+    for field in ["Expect:", "Expect: 100-continue", "Transfer-Encoding: chunked"] {
+        let got = guest.curl(&["-H", field, "--data-binary", &data, &url]);
+        assert_eq!(got.text(), sum(&body), "{field}: {} {}", got.head, got.stderr);
     }
 }
 

@@ -1,9 +1,11 @@
 //! What a guest can make us hold is bounded, and the bound is its own.
 
 use std::io::{Read, Write};
+use std::net::UdpSocket;
 
 use etherparse::PacketBuilder;
-use policy::net::{GATEWAY_MAC, GUEST_IP, GUEST_MAC};
+use hickory_proto::rr::RecordType;
+use policy::net::{GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC};
 use world::client::{self, End, PATIENT};
 use world::origin::port;
 use world::{World, allow};
@@ -58,4 +60,53 @@ fn a_flood_of_new_connections_is_dropped_at_the_tap_and_others_go_on() {
         record["detail"].as_str().is_some_and(|detail| detail.starts_with("syn-rate"))
     });
     assert_eq!(world.sent_to(sink.ip), []);
+}
+
+/// A guest that begins many hellos and ends none holds its own places only, and not for long.
+#[test]
+fn hellos_that_never_end_are_cut_at_a_deadline_and_others_go_on() {
+    let world = World::shared();
+    let api = world.site("api");
+    let (slow, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    let hello = client::client_hello(&world.authority, &api.name);
+    let begun: Vec<_> = slow.run(|| {
+        let begin = |_| {
+            let mut stream = client::connect(api.at(443), PATIENT).expect("connect");
+            stream.write_all(&hello[..hello.len() / 2]).expect("half a hello");
+            stream
+        };
+        (0..64).map(begin).collect()
+    });
+    other.reaches(&api);
+    slow.reaches(&api);
+    let deadline = std::time::Instant::now() + 2 * PATIENT;
+    for mut stream in begun {
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        assert_ne!(client::read_to_end(&mut stream, &mut Vec::new(), left), End::Open);
+    }
+    assert_eq!(world.origin.connections(api.ip).len(), 2, "the controls");
+    slow.event(&[("outcome", "deny"), ("code", "undecidable")]);
+}
+
+/// A guest that floods the resolver is answered less, and its neighbour as before.
+#[test]
+fn a_flood_of_questions_is_bounded_and_others_are_answered() {
+    const FLOOD: usize = 3000;
+    let world = World::shared();
+    let (zone, api) = (world.site("zone"), world.site("api"));
+    let flooding = world.guest(&format!("[[rule]]\nallow = [\"*.{}\"]\n", zone.name));
+    let other = world.guest(&allow(&[&api]));
+    flooding.run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
+        for n in 0..FLOOD {
+            let query = client::query(&format!("q{n}.{}", zone.name), RecordType::A);
+            let _ = socket.send_to(&query.to_vec().expect("a query"), (GATEWAY_IP, 53));
+        }
+    });
+    let query = client::query(&api.name, RecordType::A);
+    let told = other.run(|| client::ask_udp((GATEWAY_IP, 53).into(), &query)).expect("an answer");
+    assert_eq!(client::addresses(&told), [api.ip]);
+    flooding.event(&[("kind", "dns"), ("code", "limit")]);
+    let asked = world.names.asked(&zone.name).len();
+    assert!(asked > 0 && asked < FLOOD, "{asked} of {FLOOD} were asked upstream");
 }
