@@ -106,8 +106,13 @@ impl<'a> Case<'a> {
                 _ => return Fit::Lacks(Code::Port),
             }
         }
-        if conditions.ech == Ech::Deny && matches!(evidence, Evidence::Tls { ech: true, .. }) {
-            return Fit::Lacks(Code::Ech);
+        match evidence {
+            Evidence::Tls { ech: true, .. } if conditions.ech == Ech::Deny => {
+                return Fit::Lacks(Code::Ech);
+            }
+            // Bytes that are passed on unread may hold any hello.
+            Evidence::Pinned(_) if conditions.ech == Ech::Deny => return Fit::Unseen,
+            _ => {}
         }
         if conditions.needs_requests() { self.fit_request(clause) } else { Fit::Whole }
     }

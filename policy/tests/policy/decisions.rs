@@ -223,6 +223,23 @@ fn ech_is_refused_where_every_rule_that_matches_refuses_it() {
 }
 
 #[test]
+fn bytes_in_which_no_hello_is_read_do_not_pass_by_a_rule_that_refuses_ech() {
+    let compiled = sandbox(
+        "[[rule]]\nallow = [\"a.ex.org\", \"203.0.113.7\"]\nports = [443, 8443]\nech = \"deny\"",
+    );
+    holds(
+        &compiled,
+        &[
+            ("tls a.ex.org:8443", "pass a.ex.org Splice"),
+            ("GET a.ex.org:8443/x", "pass a.ex.org Requests"),
+            ("pin a.ex.org:8443", "undecidable undecidable"),
+            ("pin a.ex.org:443", "undecidable undecidable"),
+            ("pin :8443 @ 203.0.113.7", "undecidable undecidable"),
+        ],
+    );
+}
+
+#[test]
 fn addresses_pass_by_address_rules_whatever_the_evidence() {
     let compiled = sandbox(
         "[[rule]]\nallow = [\"203.0.113.0/24\"]\nports = [25, 443]\n\

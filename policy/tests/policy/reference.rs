@@ -155,7 +155,8 @@ fn fits(rule: &Rule, peer: &Peer, flow: &Flow<'_>) -> Match {
             _ => return Match::No,
         }
     }
-    if c.ech == Ech::Deny && matches!(flow.evidence, Evidence::Tls { ech: true, .. }) {
+    let hidden = matches!(flow.evidence, Evidence::Tls { ech: true, .. } | Evidence::Pinned(_));
+    if c.ech == Ech::Deny && hidden {
         return Match::No;
     }
     if c.methods.is_empty() && c.paths.is_empty() {
