@@ -12,7 +12,7 @@ const SCHEME: &[u8] = b"http";
 
 /// Longer than every registered method.
 const MAX_METHOD: usize = 32;
-/// How much of an empty start is skipped.
+/// How much of an empty start is skipped; what has more is HTTP, which skips it, or nothing.
 const MAX_BLANK: usize = 16;
 
 /// Looks at what does not begin like TLS. Reads a bounded prefix only.
@@ -23,8 +23,12 @@ pub(super) fn look(flight: &[u8]) -> Sniffed {
     if PREFACE.starts_with(flight) {
         return Sniffed::NeedMore;
     }
-    let blank = flight.iter().take(MAX_BLANK).take_while(|byte| matches!(byte, b'\r' | b'\n'));
-    let line = flight.get(blank.count()..).unwrap_or_default();
+    let blank = flight.iter().take_while(|byte| matches!(byte, b'\r' | b'\n'));
+    let blank = blank.take(MAX_BLANK).count();
+    if blank == MAX_BLANK {
+        return Sniffed::Http;
+    }
+    let line = flight.get(blank..).unwrap_or_default();
     if line.is_empty() {
         return Sniffed::NeedMore;
     }

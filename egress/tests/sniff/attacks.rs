@@ -219,6 +219,8 @@ fn http_is_told_by_its_request_line_and_nothing_else_is() {
         (b"M-SEARCH *", Sniffed::Http),
         (b"CONNECT evil.test:443 HTTP/1.1", Sniffed::Http),
         (b"\r\n\r\nGET /", Sniffed::Http),
+        (&[b'\n'; 15], Sniffed::NeedMore),
+        (&[b'\n'; 40], Sniffed::Http),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Sniffed::Http2),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0", Sniffed::Http2),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r", Sniffed::NeedMore),
