@@ -123,7 +123,7 @@ struct Table {
 
 #[derive(Debug, Default)]
 struct Entry {
-    judged: Mutex<Option<Judged>>,
+    judged: Mutex<Option<Arc<Judged>>>,
     cut: OnceLock<Cut>,
     signal: CancellationToken,
 }
@@ -208,9 +208,14 @@ impl Flow {
         self.id
     }
 
-    /// Notes what it was let through by, or that nothing of it is let through at the moment.
-    pub(crate) fn note(&self, judged: Option<Judged>) {
-        *lock(&self.entry.judged) = judged;
+    /// Notes what it is let through by from now on.
+    pub(crate) fn note(&self, judged: &Arc<Judged>) {
+        *lock(&self.entry.judged) = Some(Arc::clone(judged));
+    }
+
+    /// Forgets what it was let through by, unless it has been let through by something else since.
+    pub(crate) fn forget(&self, judged: &Arc<Judged>) {
+        lock(&self.entry.judged).take_if(|noted| Arc::ptr_eq(noted, judged));
     }
 
     /// Waits until it is cut.
@@ -281,7 +286,7 @@ mod tests {
         let sniffing = flows.register().expect("room");
         let open = flows.register().expect("room");
         let sni = Host::parse("api.example.com").expect("a name");
-        open.note(Some(Judged {
+        open.note(&Arc::new(Judged {
             basis: Basis::Tls { sni: sni.clone(), ech: false },
             destination: SocketAddr::from(([203, 0, 113, 5], 443)),
             target: Target::Name(sni),

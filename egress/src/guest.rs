@@ -40,7 +40,7 @@ pub(crate) struct Guest {
 pub(crate) struct Passed {
     pub(crate) permit: Permit,
     pub(crate) policy: Arc<Compiled>,
-    pub(crate) judged: Judged,
+    pub(crate) judged: Arc<Judged>,
 }
 
 impl Guest {
@@ -60,8 +60,8 @@ impl Guest {
         match basis.judge(&policy, destination) {
             Verdict::Pass(permit) => {
                 let target = permit.target().clone();
-                let judged = Judged { basis, destination, target, dialed: None };
-                flow.note(Some(judged.clone()));
+                let judged = Arc::new(Judged { basis, destination, target, dialed: None });
+                flow.note(&judged);
                 Ok(Passed { permit, policy, judged })
             }
             Verdict::Deny(denial) | Verdict::Undecidable(denial) => Err(denial.into()),
@@ -76,8 +76,8 @@ impl Guest {
         passed: &mut Passed,
         dialed: SocketAddr,
     ) -> Result<(), Refusal> {
-        passed.judged.dialed = Some(dialed);
-        flow.note(Some(passed.judged.clone()));
+        Arc::make_mut(&mut passed.judged).dialed = Some(dialed);
+        flow.note(&passed.judged);
         let now = self.policy.load();
         if !Arc::ptr_eq(&now, &passed.policy) {
             passed.permit = passed.judged.again(&now, &self.own)?;

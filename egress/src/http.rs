@@ -39,6 +39,8 @@ use crate::refuse::{self, Refusal};
 const HEAD_TIME: Duration = Duration::from_secs(60);
 /// Largest head of a request or response.
 const HEAD_BYTES: usize = 64 * 1024;
+/// The most that is held of each direction on each side, when the next to take it does not.
+const BUFFER: usize = 2 * HEAD_BYTES;
 
 type Answer = Response<Either<Relayed, Full<Bytes>>>;
 
@@ -90,6 +92,7 @@ pub(crate) async fn serve(
         .half_close(true)
         .header_read_timeout(HEAD_TIME)
         .max_header_size(HEAD_BYTES)
+        .max_buf_size(BUFFER)
         .serve_connection(TokioIo::new(wire), service);
     let ended = tokio::select! {
         biased;
@@ -160,16 +163,20 @@ impl Visit {
         let unreachable = |why: &dyn ToString| {
             Refusal::because(Code::UpstreamUnreachable, revision).detailed(why.to_string())
         };
-        let sent = far.sender.try_send_request(Request::from_parts(head, body)).await;
+        let request = Request::from_parts(head, Relayed::new(body, &ending));
+        let sent = far.sender.try_send_request(request).await;
         let response = match sent {
             Ok(response) => response,
             Err(mut failed) => match failed.take_message() {
                 // Nothing of it was sent: the kept connection had just ended.
                 Some(unsent) if far.used => {
+                    let (head, body) = unsent.into_parts();
+                    let body = body.into_body();
                     drop(ending);
                     far = self.dial(&passed).await?;
                     ending = self.record(&mut passed, &far, seen)?;
-                    far.sender.send_request(unsent).await.map_err(|why| unreachable(&why))?
+                    let request = Request::from_parts(head, Relayed::new(body, &ending));
+                    far.sender.send_request(request).await.map_err(|why| unreachable(&why))?
                 }
                 _ => return Err(unreachable(failed.error()).into()),
             },
@@ -181,8 +188,9 @@ impl Visit {
         }
         head::strip(&mut head.headers);
         head.version = Version::HTTP_11;
-        ending.account.record.status = Some(head.status.as_u16());
-        Ok(Response::from_parts(head, Relayed::new(body, ending)))
+        // Set once: there is one answer to an exchange.
+        let _ = ending.status.set(head.status);
+        Ok(Response::from_parts(head, Relayed::new(body, &ending)))
     }
 
     async fn dial(&self, passed: &Passed) -> Result<Far, Refusal> {
@@ -193,14 +201,14 @@ impl Visit {
     }
 
     /// The last look before the first byte, and the record of it.
-    fn record(&self, passed: &mut Passed, far: &Far, seen: &Seen) -> Result<Ending, Refusal> {
+    fn record(&self, passed: &mut Passed, far: &Far, seen: &Seen) -> Result<Arc<Ending>, Refusal> {
         self.guest.confirm(&self.flow, passed, far.dialed)?;
         let (guest, flow) = (&self.guest, &self.flow);
         let account = Account::open(guest, flow, Kind::Request, passed, far.egress, |record| {
             record.name = record.name.take().or_else(|| seen.host.clone());
             seen.note(record);
         });
-        Ok(Ending::new(far, account))
+        Ok(Ending::new(far, account, passed))
     }
 }
 

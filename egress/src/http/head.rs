@@ -124,10 +124,16 @@ impl Claim {
         let host = HeaderValue::try_from(host)
             .map_err(|_| fault(Code::BadName, "the host is not one that can be sent"))?;
         let trailers = tokens(&head.headers, &TE).any(|token| token == "trailers");
+        // The one coding that is read (`framing`). Said again, because a body without a length is
+        // otherwise taken for none on GET and HEAD.
+        let chunked = head.headers.contains_key(TRANSFER_ENCODING);
         strip(&mut head.headers);
         // Answered by us, once the body is wanted (RFC 9110, section 10.1.1).
         head.headers.remove(EXPECT);
         head.headers.insert(HOST, host);
+        if chunked {
+            head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
         if trailers {
             head.headers.insert(TE, HeaderValue::from_static("trailers"));
             head.headers.insert(CONNECTION, HeaderValue::from_static("te"));

@@ -1,13 +1,14 @@
 //! The far side of an HTTP connection: one connection to it, kept for the next request to the same
-//! name, and a body that records how its exchange ended.
+//! name, and the bodies of an exchange, which is recorded as ended when both are.
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
@@ -17,10 +18,10 @@ use tokio::time::timeout;
 
 use crate::account::Account;
 use crate::dial::Dialed;
-use crate::flows::Flow;
+use crate::flows::{Flow, Judged};
 use crate::guest::{Guest, Passed};
-use crate::http::HEAD_BYTES;
 use crate::http::wire::{Traffic, Wire};
+use crate::http::{BUFFER, HEAD_BYTES};
 use crate::refuse;
 
 /// How long a kept connection may take to be ready for the next request.
@@ -29,7 +30,7 @@ const READY: Duration = Duration::from_millis(50);
 /// A connection to a far side.
 #[derive(Debug)]
 pub(super) struct Far {
-    pub(super) sender: SendRequest<Incoming>,
+    pub(super) sender: SendRequest<Relayed>,
     pub(super) dialed: std::net::SocketAddr,
     pub(super) egress: std::net::SocketAddr,
     /// Whether it has carried a request before.
@@ -45,18 +46,22 @@ pub(super) struct Relay {
     kept: Mutex<Option<Far>>,
 }
 
-/// The body of a response, on its way to the guest.
+/// A body of an exchange, on its way.
 #[derive(Debug)]
 pub(super) struct Relayed {
     body: Incoming,
-    _ending: Ending,
+    _ending: Arc<Ending>,
 }
 
-/// The account of an exchange, which gets its bytes when it ends. Between two exchanges nothing of
-/// the connection is let through.
+/// The account of an exchange, which gets its bytes when it ends: with its last body, because a far
+/// side may answer long before it has the whole request. After that nothing of the connection is let
+/// through.
 #[derive(Debug)]
 pub(super) struct Ending {
-    pub(super) account: Account,
+    /// What the far side answered.
+    pub(super) status: OnceLock<StatusCode>,
+    account: Account,
+    judged: Arc<Judged>,
     traffic: Arc<Traffic>,
     before: (u64, u64),
 }
@@ -91,14 +96,17 @@ impl Far {
         let traffic = wire.traffic();
         let (sender, mut connection) = http1::Builder::new()
             .max_header_size(HEAD_BYTES)
+            .max_buf_size(BUFFER)
             .handshake(TokioIo::new(wire))
             .await
             .map_err(io::Error::other)?;
-        let cut = flow.signal();
+        let (cut, idle, quiet) = (flow.signal(), guest.limits.idle, Arc::clone(&traffic));
         tokio::spawn(async move {
             let cut = tokio::select! {
                 biased;
                 () = cut => true,
+                // A far side that takes no more may keep it from noticing that the guest is gone.
+                () = quiet.quiet_for(idle) => true,
                 _ = &mut connection => false,
             };
             if cut {
@@ -119,23 +127,35 @@ impl Far {
 
 impl Ending {
     /// Of an exchange on this connection that begins now.
-    pub(super) fn new(far: &Far, account: Account) -> Self {
-        Self { account, traffic: Arc::clone(&far.traffic), before: far.traffic.totals() }
+    pub(super) fn new(far: &Far, account: Account, passed: &Passed) -> Arc<Self> {
+        Arc::new(Self {
+            status: OnceLock::new(),
+            account,
+            judged: Arc::clone(&passed.judged),
+            traffic: Arc::clone(&far.traffic),
+            before: far.traffic.totals(),
+        })
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
         let (read, written) = self.traffic.totals();
+        self.account.record.status = self.status.get().map(StatusCode::as_u16);
         self.account.record.bytes_in = Some(read - self.before.0);
         self.account.record.bytes_out = Some(written - self.before.1);
-        self.account.flow().note(None);
+        self.account.flow().forget(&self.judged);
     }
 }
 
 impl Relayed {
-    pub(super) fn new(body: Incoming, ending: Ending) -> Self {
-        Self { body, _ending: ending }
+    pub(super) fn new(body: Incoming, ending: &Arc<Ending>) -> Self {
+        Self { body, _ending: Arc::clone(ending) }
+    }
+
+    /// The body, which is no longer one of its exchange.
+    pub(super) fn into_body(self) -> Incoming {
+        self.body
     }
 }
 

@@ -1,6 +1,8 @@
 //! Clear-text HTTP through the router, request by request.
 
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -12,6 +14,8 @@ use policy::Code;
 use policy::audit::{Kind, Outcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
 
 use crate::peers::{Peers, count, serve, sink, soon};
 use crate::place::{EGRESS, ORIGIN, SINK, run};
@@ -303,6 +307,85 @@ fn a_request_under_way_is_cut_when_the_policy_is_tightened() {
         assert!(soon(stream.read_u8()).await.is_err());
         let closed = place.record(|r| r.outcome == Outcome::Closed).await;
         assert_eq!(closed.code, Some(Code::PolicyChanged));
+    });
+}
+
+#[test]
+fn what_follows_an_early_answer_is_cut_and_accounted_like_what_came_before_it() {
+    run(RULES, async |place| {
+        serve(place.origin(ORIGIN, 80), async |mut stream| {
+            let _ = stream.read(&mut [0; 1024]).await;
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+            let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+        });
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request = "POST / HTTP/1.1\r\nHost: web.example.com\r\nContent-Length: 1000000\r\n\r\n";
+        assert_eq!(exchange(&mut stream, request).await.0, 200);
+        stream.write_all(&[b'x'; 10_000]).await.expect("sent");
+        let meter = place.router.meter(place.slot).expect("attached");
+        soon(async {
+            while meter.bytes_out() < 10_000 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        place.write("", 2);
+        assert_eq!(place.router.rejudge(place.slot).cut, 1);
+        assert!(soon(stream.read_u8()).await.is_err());
+        let closed = place.record(|r| r.outcome == Outcome::Closed).await;
+        assert_eq!((closed.code, closed.status), (Some(Code::PolicyChanged), Some(200)));
+        assert!(closed.bytes_out >= Some(10_000), "{closed:?}");
+    });
+}
+
+#[test]
+fn a_far_side_that_takes_no_more_is_given_up_when_both_are_idle() {
+    run(RULES, async |place| {
+        let (ended, mut end) = tokio::sync::mpsc::channel(1);
+        let (idle, woken) = (Arc::new(Notify::new()), ended);
+        let wake = Arc::clone(&idle);
+        serve(place.origin(ORIGIN, 80), move |mut stream| {
+            let (idle, ended) = (Arc::clone(&idle), woken.clone());
+            async move {
+                let _ = stream.read(&mut [0; 1024]).await;
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+                idle.notified().await;
+                let read = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+                let _ = ended.send(read.map_err(|error| error.kind())).await;
+            }
+        });
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request =
+            "POST / HTTP/1.1\r\nHost: web.example.com\r\nContent-Length: 1000000000\r\n\r\n";
+        assert_eq!(exchange(&mut stream, request).await.0, 200);
+        let full = Duration::from_millis(500);
+        while timeout(full, stream.write_all(&[b'x'; 65_536])).await.is_ok() {}
+        drop(stream);
+        let meter = place.router.meter(place.slot).expect("attached");
+        soon(async {
+            while meter.open() > 0 {
+                sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+        wake.notify_one();
+        assert_eq!(soon(end.recv()).await, Some(Err(ErrorKind::ConnectionReset)));
+    });
+}
+
+#[test]
+fn a_body_in_chunks_goes_on_whatever_the_method() {
+    run(RULES, async |place| {
+        echo(place.origin(ORIGIN, 80));
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        for method in ["GET", "DELETE", "OPTIONS"] {
+            let request = format!(
+                "{method} / HTTP/1.1\r\nHost: web.example.com\r\nTransfer-Encoding: chunked\r\n\r\n\
+                 5\r\nhello\r\n0\r\n\r\n"
+            );
+            let (status, _, body) = exchange(&mut stream, &request).await;
+            assert_eq!((status, body.as_str()), (200, "hello"), "{method}");
+        }
     });
 }
 
