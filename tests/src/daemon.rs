@@ -128,6 +128,13 @@ impl Daemon {
         std::fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
     }
 
+    /// The last of what it logged, for a person to read.
+    #[must_use]
+    pub fn log_end(&self) -> String {
+        let log = self.log();
+        log.get(log.len().saturating_sub(8000)..).unwrap_or(&log).to_owned()
+    }
+
     /// Its process id, while it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
@@ -265,11 +272,6 @@ impl Request {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let log = self.log();
-            let start = log.len().saturating_sub(4000);
-            eprintln!("the daemon's log ends:\n{}", log.get(start..).unwrap_or(&log));
-        }
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();

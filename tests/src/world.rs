@@ -313,6 +313,9 @@ impl Default for World {
 impl Drop for World {
     fn drop(&mut self) {
         let daemon = self.daemon.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if std::thread::panicking() {
+            eprintln!("the daemon's log ends:\n{}", daemon.log_end());
+        }
         if daemon.pid().is_some() {
             daemon.kill();
         }
