@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Debian 12 machine, as root: `make demo` and `make test`.
 # The other targets are their parts.
 
-.PHONY: demo test build image setup-run setup-test lint deny test-unit test-world test-guest test-fuzz bench fuzz clean
+.PHONY: demo test build image setup-run setup-test lint deny test-unit test-world test-guest test-kernel test-fuzz fuzz clean
 SHELL := /bin/bash
 IMAGE ?= $(CURDIR)/target/image
 FUZZ_SECONDS ?= 5
@@ -16,6 +16,7 @@ test: setup-test
 	$(MAKE) --no-print-directory test-unit
 	$(MAKE) --no-print-directory test-world
 	$(MAKE) --no-print-directory test-guest
+	$(MAKE) --no-print-directory test-kernel
 	$(MAKE) --no-print-directory test-fuzz
 
 setup-run:
@@ -50,6 +51,12 @@ test-world: build
 test-guest: build image
 	POSTERN_IMAGE=$(IMAGE) cargo test -p vmm --test qemu_guest -- --test-threads=1
 	POSTERN_IMAGE=$(IMAGE) cargo test -p postern-tests --test guest -- --test-threads=1
+
+# Needs root and QEMU: the fence and the router inside a guest, on the kernel of Debian 12.
+test-kernel: build
+	POSTERN_IMAGE_PACKAGES=nftables,netbase,kmod deploy/image/build.sh $(IMAGE)-kernel
+	cargo test -p egress --test fence_world --test router_world --no-run
+	POSTERN_IMAGE=$(IMAGE)-kernel cargo test -p postern-tests --test kernel -- --test-threads=1
 
 # Every fuzz target for a few seconds: that it builds, runs and finds nothing at once.
 test-fuzz:

@@ -3,7 +3,8 @@
 #
 # Debian's cloud kernel and a Debian root from this machine's own apt sources, our agent as the first
 # process. Installs nothing here; needs root, mmdebstrap, e2fsprogs, cpio and cargo. A step whose inputs
-# did not change is skipped; delete the directory to build with today's Debian.
+# did not change is skipped; delete the directory to build with today's Debian. POSTERN_IMAGE_PACKAGES adds
+# packages (comma separated) and all modules of the kernel to the root.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -11,7 +12,8 @@ source_dir=$(cd "$here/../.." && pwd)
 out=$(mkdir -p "${1:-$source_dir/target/image}" && cd "${1:-$source_dir/target/image}" && pwd)
 suite=bookworm
 size=1G
-packages=curl,ca-certificates,git,python3,openssl,iproute2,procps
+more=${POSTERN_IMAGE_PACKAGES:-}
+packages=curl,ca-certificates,git,python3,openssl,iproute2,procps${more:+,$more}
 # In the order the kernel needs them; a driver for either of QEMU's machines.
 modules=(virtio_ring virtio virtio_mmio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci
     virtio_blk failover net_failover virtio_net virtio-rng button evdev)
@@ -50,10 +52,14 @@ kernel=$(apt-cache depends --important linux-image-cloud-amd64 | sed -n 's/^ *De
 [ -n "$kernel" ] || stop "apt knows no linux-image-cloud-amd64: run apt-get update"
 version=$(apt-cache show --no-all-versions "$kernel" | sed -n 's/^Version: //p')
 inputs="$kernel $version ${modules[*]}"
-if ! fresh kernel "$inputs" vmlinuz modules; then
-    say "kernel: $kernel $version"
+unpack_kernel() {
+    [ -e "$work/kernel" ] && return
     (cd "$work" && apt-get download -q "$kernel=$version" >/dev/null 2>"$work/log") || stop "$(cat "$work/log")"
     dpkg-deb -x "$work/$kernel"_*.deb "$work/kernel"
+}
+if ! fresh kernel "$inputs" vmlinuz modules; then
+    say "kernel: $kernel $version"
+    unpack_kernel
     rm -rf "$out/modules"
     mkdir "$out/modules"
     for module in "${modules[@]}"; do
@@ -84,7 +90,7 @@ sources=$(apt-get indextargets 'Created-By: Packages' 'Origin: Debian' 'Architec
 options=(--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright'
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*')
 [ -n "$sources" ] || stop "apt has no Debian $suite sources: run apt-get update"
-inputs=$(printf '%s\n' "$sources" "$suite $packages $size ${options[*]}" | digest)
+inputs=$(printf '%s\n' "$sources" "$suite $packages $size ${options[*]} ${more:+$kernel $version}" | digest)
 if ! fresh root "$inputs" root.ext4; then
     say "root: Debian $suite with $packages"
     printf '%s\n' "$sources" >"$work/sources.list"
@@ -92,6 +98,11 @@ if ! fresh root "$inputs" root.ext4; then
     mkdir -m 755 "$work/root"
     mmdebstrap --quiet --mode=root --variant=minbase --include="$packages" \
         "${options[@]}" "$suite" "$work/root" "$work/sources.list" </dev/null
+    if [ -n "$more" ]; then
+        unpack_kernel
+        cp -a "$work/kernel/lib/modules" "$work/root/lib/"
+        depmod -b "$work/root" "${kernel#linux-image-}"
+    fi
     rm -f "$work/root/etc/resolv.conf" "$work/root/etc/hostname"
     for name in poweroff halt reboot shutdown; do
         ln -sf /run/postern/postern-guest "$work/root/usr/sbin/$name"
