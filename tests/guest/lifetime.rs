@@ -19,6 +19,7 @@ fn a_guest_outlives_the_daemon_is_adopted_by_the_next_and_ends_with_its_sandbox(
     let fetch = format!("curl -sSf -m 20 https://{}/", machine.api.name);
     machine.sh(&fetch).ok();
     let pid = machine.pid();
+    assert_eq!(machine.processes(), pid.to_string(), "control");
     let status = std::fs::read_to_string(process(pid).join("status")).expect("its status");
     let line = |key: &str| {
         let line = status.lines().find(|line| line.starts_with(key)).unwrap_or_default();
@@ -47,6 +48,7 @@ fn a_guest_outlives_the_daemon_is_adopted_by_the_next_and_ends_with_its_sandbox(
     }
     machine.world.cli(&["rm", &machine.name]).ok();
     eventually("the process is gone", PATIENT, || (!process(pid).exists()).then_some(()));
+    assert_eq!(machine.processes(), "");
     let left = machine.world.host.processes();
     let daemon = machine.world.daemon().pid().expect("it runs");
     assert_eq!(left, [daemon], "only the daemon is left in the host's namespace");

@@ -35,7 +35,7 @@ impl Machine {
         let policy = world.dir().join("machine.toml");
         std::fs::write(&policy, allow(&[&api, &forge])).expect("write the policy");
         let policy = policy.to_string_lossy().into_owned();
-        let name = "debian".to_owned();
+        let name = world.machine_name();
         let made = world.cli(&["create", &name, "--policy", &policy, "--json"]).ok();
         let created = made.json_lines().pop().expect("a result");
         let machine = Self { world, name, created, api, forge };
@@ -70,6 +70,13 @@ impl Machine {
     /// The process that is the guest.
     pub(crate) fn pid(&self) -> i64 {
         self.created["pid"].as_i64().unwrap_or_else(|| panic!("no pid in {}", self.created))
+    }
+
+    /// Processes that bear its name, by id.
+    pub(crate) fn processes(&self) -> String {
+        let name = format!("-name postern-{}", self.name);
+        let found = Command::new("pgrep").args(["-f", "--", &name]).output().expect("pgrep");
+        String::from_utf8_lossy(&found.stdout).trim().to_owned()
     }
 
     /// Puts a small git repository on the forge; the text of its one file.

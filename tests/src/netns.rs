@@ -17,8 +17,12 @@ use nix::sched::{CloneFlags, setns};
 /// Where files of a world lie: `<this>-<pid>-...`.
 pub const DIRECTORY_PREFIX: &str = "/tmp/postern-world";
 
-/// Removes all that belongs to the test process `$1`: processes in its namespaces (by id), the
-/// namespaces, its files.
+/// How the sandboxes of microVMs are called: `<this>-<pid>-...`. A microVM has no namespace of ours
+/// and outlives its daemon, so it is found by its name.
+pub const MACHINE_PREFIX: &str = "vm";
+
+/// Removes all that belongs to the test process `$1`: processes in its namespaces and microVMs (by
+/// id), the namespaces, control groups and files.
 const REAP: &str = r#"
 for ns in /run/netns/pw-"$1"-*; do
     [ -e "$ns" ] || continue
@@ -27,6 +31,9 @@ for ns in /run/netns/pw-"$1"-*; do
     [ -z "$pids" ] || kill -9 $pids 2>/dev/null
     ip netns del "$name" 2>/dev/null || { umount "$ns"; rm -f "$ns"; } 2>/dev/null
 done
+pids=$(pgrep -f -- "-name postern-vm-$1-")
+[ -z "$pids" ] || { kill -9 $pids; sleep 0.5; } 2>/dev/null
+rmdir /sys/fs/cgroup/postern/vm-"$1"-* /sys/fs/cgroup/*/postern/vm-"$1"-* 2>/dev/null
 rm -rf /etc/netns/pw-"$1"-* /tmp/postern-world-"$1"-*
 "#;
 
@@ -63,6 +70,12 @@ impl Netns {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Its name without the prefix: `<pid>-<n>-<role>`, unique on the machine.
+    #[must_use]
+    pub fn number(&self) -> &str {
+        self.name.trim_start_matches("pw-")
     }
 
     fn path(&self) -> PathBuf {

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::ca::Authority;
 use crate::daemon::{Answer, Daemon, Ran};
 use crate::nameserver::Nameserver;
-use crate::netns::{DIRECTORY_PREFIX, Netns, run};
+use crate::netns::{DIRECTORY_PREFIX, MACHINE_PREFIX, Netns, run};
 use crate::origin::{Arrival, Origin, port};
 use crate::poll::eventually;
 use crate::wire::{Seen, Wire};
@@ -128,7 +128,7 @@ impl World {
         serve(&internet, &origin, &names, &authority);
         tripwire(&host);
         let wire = Wire::tapped(&internet);
-        let dir = PathBuf::from(format!("{DIRECTORY_PREFIX}-{}", &host.name()[3..]));
+        let dir = PathBuf::from(format!("{DIRECTORY_PREFIX}-{}", host.number()));
         std::fs::create_dir_all(&dir).expect("the world's folder");
         std::fs::write(dir.join("ca.pem"), authority.pem()).expect("write the authority");
         let daemon = Daemon::new(&dir, &Self::configuration(&dir, taps.name(), more));
@@ -151,7 +151,7 @@ impl World {
     fn configuration(dir: &Path, taps: &str, more: &str) -> String {
         let dir = dir.display();
         let base = format!(
-            "state_dir = \"{dir}/state\"\n\
+            "state_dir = \"{dir}/state\"\nrun_dir = \"{dir}/run\"\n\
              [api]\nsocket = \"{dir}/postern.sock\"\n\
              [guests]\nnetns = \"{taps}\"\nslot_rest = \"1s\"\n\
              [egress]\naddresses = [\"{EGRESS}\"]\n\
@@ -202,6 +202,12 @@ impl World {
         let ip = Ipv4Addr::from_bits(base.to_bits() + n);
         self.names.set(&name, &[ip.into()]);
         Site { name, ip }
+    }
+
+    /// The name for a sandbox with a microVM: one in a world, by which it is found and ended.
+    #[must_use]
+    pub fn machine_name(&self) -> String {
+        format!("{MACHINE_PREFIX}-{}", self.host.number())
     }
 
     /// A sandbox name that nobody used in this world.

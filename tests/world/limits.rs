@@ -1,7 +1,9 @@
 //! What a guest can make us hold is bounded, and the bound is its own.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use etherparse::PacketBuilder;
 use hickory_proto::rr::RecordType;
@@ -59,6 +61,41 @@ fn a_flood_of_new_connections_is_dropped_at_the_tap_and_others_go_on() {
     world.event_that(&flooding.name, "of syn-rate", |record| {
         record["detail"].as_str().is_some_and(|detail| detail.starts_with("syn-rate"))
     });
+    assert_eq!(world.sent_to(sink.ip), []);
+}
+
+/// Promise 6. The errors that answer one guest's flood are not taken from another's.
+#[test]
+fn a_flood_of_refused_datagrams_leaves_a_neighbour_its_refusals() {
+    const ASKED: usize = 20;
+    let world = World::shared();
+    let sink = world.attacker();
+    let (flooding, other) = (world.guest(""), world.guest(""));
+    let done = AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            flooding.run(|| {
+                let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
+                while !done.load(Relaxed) {
+                    let _ = socket.send_to(b"x", sink.at(9));
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            });
+        });
+        let refused = other.run(|| {
+            let is_refused = |_: &usize| {
+                let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
+                socket.set_read_timeout(Some(client::AT_ONCE / 4)).expect("a limit");
+                let sent = socket.connect(sink.at(443)).and_then(|()| socket.send(b"x"));
+                let answer = sent.and_then(|_| socket.recv(&mut [0; 1]));
+                answer.is_err_and(|error| error.kind() == ErrorKind::HostUnreachable)
+            };
+            (0..ASKED).filter(is_refused).count()
+        });
+        done.store(true, Relaxed);
+        refused
+    });
+    assert_eq!(refused, ASKED);
     assert_eq!(world.sent_to(sink.ip), []);
 }
 

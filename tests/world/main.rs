@@ -13,6 +13,7 @@ mod api;
 mod audit;
 mod crash;
 mod dns;
+mod exec;
 mod external;
 mod frames;
 mod http;

@@ -117,6 +117,27 @@ fn a_tap_that_a_hypervisor_still_holds_is_shut_and_its_slot_is_not_given_away() 
     });
 }
 
+/// Promise 28. What a daemon knew of slots that rest, or are still held, the next one knows.
+#[test]
+fn a_slot_rests_and_a_held_tap_keeps_its_slot_although_the_daemon_died() {
+    let world = World::with("[guests]\nsandboxes = 2\nslot_rest = \"5s\"\n");
+    let remove = |name: &str| world.api("DELETE", &format!("/v1/sandboxes/{name}"), &[]).status;
+    // The machine behind the first tap does not let go of it; the second has none.
+    let held = world.guest("");
+    assert_eq!(remove(&held.name), 204);
+    let rested = world.create("rested", "default", "").json["slot"].clone();
+    assert_eq!(remove("rested"), 204);
+    world.daemon().kill();
+    world.daemon().start(&world.host);
+    let early = world.create("next", "default", "");
+    assert_eq!(early.status, 503, "{}", early.text);
+    let next = eventually("the slot has rested", PATIENT, || {
+        let next = world.create("next", "default", "");
+        (next.status != 503).then_some(next)
+    });
+    assert_eq!((next.status, &next.json["slot"]), (201, &rested), "{}", next.text);
+}
+
 /// Promise 20. A name is free again, and the new sandbox is another one.
 #[test]
 fn a_name_used_again_is_another_sandbox() {
