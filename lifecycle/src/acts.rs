@@ -257,11 +257,13 @@ pub(crate) async fn exec(
     record: &Record,
     exec: &Exec,
 ) -> Result<GuestStream, Error> {
+    let mut bytes = Vec::new();
+    FromHost::Exec(exec.clone()).encode(&mut bytes).map_err(|error| {
+        let fix = "pass what is long as standard input or as a file";
+        Error::Invalid(Field::new("argv", "", &format!("is too long: {error}"), fix))
+    })?;
     let fail = |problem: String| Error::Agent { name: record.name.clone(), problem };
     let mut stream = hello(router, record).await.map_err(fail)?;
-    let mut bytes = Vec::new();
-    let encoded = FromHost::Exec(exec.clone()).encode(&mut bytes);
-    encoded.map_err(|error| fail(format!("cannot be told the command: {error}")))?;
     let sent = stream.write_all(&bytes).await;
     sent.map_err(|error| fail(format!("went away: {error}")))?;
     Ok(stream)

@@ -67,10 +67,15 @@ impl Task {
             };
             self.publish(Some(act));
             tracing::debug!(sandbox = %self.record.name, doing = act.doing(), ms = began.elapsed().as_millis(), "act");
-            // In the journal before the act: a daemon that dies now knows what may exist.
-            if let Err(error) = self.note().await {
-                self.refused(act, error).await;
-                continue;
+            // In the journal before the act: a daemon that dies now knows what may exist. Undoing
+            // needs no note: the next daemon would only undo again.
+            match self.note().await {
+                Err(error) if act.makes() => {
+                    self.refused(act, error).await;
+                    continue;
+                }
+                Err(error) => self.unnoted(&error),
+                Ok(()) => {}
             }
             let done = tokio::select! {
                 biased;
@@ -107,15 +112,24 @@ impl Task {
     async fn settle(&mut self) -> bool {
         let state = self.machine.state();
         if state == State::Gone {
-            if let Err(error) = self.policies.write().await.forget(&self.record.name).await {
-                // It stays in the journal as being deleted; the next start finishes it.
-                tracing::error!(sandbox = %self.record.name, error = chain(&error), "not forgotten");
+            // Name and slot are taken as long as the journal has them.
+            loop {
+                let forgotten = self.policies.write().await.forget(&self.record.name).await;
+                let Err(error) = forgotten else { break };
+                self.unnoted(&error);
+                self.published.send_modify(|seen| {
+                    seen.state = State::Deleting;
+                    seen.reason = Some(chain(&error));
+                    seen.doing = None;
+                    seen.error = Some(Arc::new(error));
+                });
+                tokio::time::sleep(LOOK).await;
             }
             self.audit("removed");
             return false;
         }
         if let Err(error) = self.note().await {
-            tracing::error!(sandbox = %self.record.name, error = chain(&error), "state not noted");
+            self.unnoted(&error);
         }
         self.audit(state.as_str());
         self.publish(None);
@@ -144,6 +158,10 @@ impl Task {
         let record = &self.record;
         let state = self.machine.state();
         self.store.note(&record.name, state, record.process.clone(), record.reason.clone()).await
+    }
+
+    fn unnoted(&self, error: &Error) {
+        tracing::error!(sandbox = %self.record.name, error = chain(error), "journal not written");
     }
 
     pub(crate) fn publish(&self, doing: Option<Act>) {
@@ -212,8 +230,7 @@ impl Handle {
         let mut last = None;
         loop {
             let seen = self.published.borrow_and_update().clone();
-            let rests = matches!(seen.state, State::Running | State::Failed | State::Gone);
-            if rests && seen.doing.is_none() {
+            if seen.doing.is_none() {
                 return seen;
             }
             if let Some(act) = seen.doing.filter(|act| last != Some(*act)) {

@@ -4,6 +4,7 @@
 //! when the caller goes away.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -78,7 +79,12 @@ impl Keeper {
     async fn reconcile(&self) -> Result<(), Error> {
         let shared = &self.0;
         let records = shared.store.sandboxes().await?;
-        reconcile::sweep(&shared.router, &records).await?;
+        for slot in shared.store.resting(shared.config.hold_down).await? {
+            locked(&shared.slots).rest(slot, Instant::now());
+        }
+        for slot in reconcile::sweep(&shared.router, &records).await? {
+            locked(&shared.slots).take_this(slot);
+        }
         let mut journeys = Vec::new();
         for record in records {
             locked(&shared.slots).take_this(record.slot);
@@ -98,11 +104,23 @@ impl Keeper {
         actor: &Actor,
         progress: impl FnMut(Progress),
     ) -> Result<Sandbox, Error> {
-        let shared = &self.0;
         spec.check()?;
+        policies::check(&spec.policy, &Scope::Sandbox(spec.name.clone()))?;
+        self.0.hypervisors.check(spec.driver)?;
+        let (keeper, actor) = (self.clone(), actor.clone());
+        let mut handle = self.whole(async move { keeper.bear(spec, &actor).await }).await?;
+        let seen = handle.rest(progress).await;
+        match seen.error {
+            Some(error) if seen.state != State::Running => Err(Error::Shared(error)),
+            _ if seen.state == State::Gone => Err(Error::NotFound(handle.record.name.to_string())),
+            _ => Ok(self.view(&handle)),
+        }
+    }
+
+    /// Journals a sandbox and starts its driver.
+    async fn bear(&self, spec: CreateSpec, actor: &Actor) -> Result<Handle, Error> {
+        let shared = &self.0;
         let scope = Scope::Sandbox(spec.name.clone());
-        policies::check(&spec.policy, &scope)?;
-        shared.hypervisors.check(spec.driver)?;
         let birth = shared.births.lock().await;
         if self.handle(&spec.name).is_ok() {
             return Err(Error::Exists(spec.name));
@@ -139,13 +157,21 @@ impl Keeper {
         let mut control = self.control(&record, actor, "sandbox create".to_owned());
         control.revision = Some(revision);
         shared.trail.record(control);
-        let mut handle = self.drive(record, Machine::create()).await;
+        let handle = self.drive(record, Machine::create()).await;
         drop(birth);
-        let seen = handle.rest(progress).await;
-        match seen.error {
-            Some(error) if seen.state != State::Running => Err(Error::Shared(error)),
-            _ if seen.state == State::Gone => Err(Error::NotFound(handle.record.name.to_string())),
-            _ => Ok(self.view(&handle)),
+        Ok(handle)
+    }
+
+    /// Does what changes the journal to its end, even when the caller goes away meanwhile: what was
+    /// written and what is in force must not part.
+    async fn whole<T: Send + 'static>(
+        &self,
+        act: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        match self.0.drivers.spawn(act).await {
+            Ok(done) => done,
+            Err(lost) if lost.is_panic() => std::panic::resume_unwind(lost.into_panic()),
+            Err(_) => Err(Error::Stopping),
         }
     }
 
@@ -165,8 +191,8 @@ impl Keeper {
             .collect()
     }
 
-    /// Removes a sandbox and waits until nothing of it is left. Removing one that is being removed
-    /// waits for the same end.
+    /// Removes a sandbox and waits until nothing of it is left, or until only the journal, which
+    /// cannot be written, still has it. Removing one that is being removed waits for the same end.
     pub async fn remove(&self, name: &SandboxName, actor: &Actor) -> Result<(), Error> {
         let mut handle = self.handle(name)?;
         let detail = "sandbox remove".to_owned();
@@ -174,8 +200,13 @@ impl Keeper {
         // A full queue holds the same wish already.
         let _ = handle.verbs.try_send(Verb::Remove);
         loop {
-            if handle.published.borrow_and_update().state == State::Gone {
-                return Ok(());
+            let seen = handle.published.borrow_and_update().clone();
+            match (seen.state, seen.error) {
+                (State::Gone, _) => return Ok(()),
+                (State::Deleting, Some(error)) if seen.doing.is_none() => {
+                    return Err(Error::Shared(error));
+                }
+                _ => {}
             }
             if handle.published.changed().await.is_err() {
                 let gone = handle.published.borrow().state == State::Gone;
@@ -206,7 +237,7 @@ impl Keeper {
         actor: &Actor,
     ) -> Result<PolicyChange, Error> {
         let what = format!("policy of {} rules set", policy.rules().len());
-        self.change(scope, expected, actor, &what, |_| Ok(policy)).await
+        self.change(scope, expected, actor, what, |_| Ok(policy)).await
     }
 
     /// Adds one rule to the policy of a scope.
@@ -221,7 +252,7 @@ impl Keeper {
         let written = alone.to_json().pointer("/rule/0").map(ToString::to_string);
         let what = format!("policy rule added: {}", written.unwrap_or_default());
         let add = |current: &Policy| current.with_rule(rule).map_err(Error::Policy);
-        self.change(scope, expected, actor, &what, add).await
+        self.change(scope, expected, actor, what, add).await
     }
 
     async fn change(
@@ -229,13 +260,36 @@ impl Keeper {
         scope: &Scope,
         expected: Option<Revision>,
         actor: &Actor,
+        what: String,
+        next: impl FnOnce(&Policy) -> Result<Policy, Error> + Send + 'static,
+    ) -> Result<PolicyChange, Error> {
+        let asked = match scope {
+            Scope::Sandbox(name) => Some(self.handle(name)?.record),
+            Scope::Tenant(_) | Scope::Platform => None,
+        };
+        let (keeper, scope, actor) = (self.clone(), scope.clone(), actor.clone());
+        let changed = async move {
+            keeper.change_now(&scope, asked.as_ref(), expected, &actor, &what, next).await
+        };
+        self.whole(changed).await
+    }
+
+    /// `asked` is the sandbox that had the scope's name when the change was asked for.
+    async fn change_now(
+        &self,
+        scope: &Scope,
+        asked: Option<&Record>,
+        expected: Option<Revision>,
+        actor: &Actor,
         what: &str,
         next: impl FnOnce(&Policy) -> Result<Policy, Error>,
     ) -> Result<PolicyChange, Error> {
         let shared = &self.0;
         let mut writing = shared.policies.write().await;
-        if let Scope::Sandbox(name) = scope {
-            self.handle(name)?;
+        if let Some(asked) = asked
+            && self.handle(&asked.name)?.record.incarnation != asked.incarnation
+        {
+            return Err(Error::NotFound(asked.name.to_string()));
         }
         let (policy, current) = writing.current(scope);
         if let Some(expected) = expected.filter(|expected| *expected != current) {
@@ -259,7 +313,7 @@ impl Keeper {
             Scope::Platform => {}
             Scope::Tenant(tenant) => record.tenant = Some(tenant.clone()),
             Scope::Sandbox(name) => {
-                record.tenant = self.handle(name).ok().map(|handle| handle.record.tenant);
+                record.tenant = asked.map(|asked| asked.tenant.clone());
                 record.sandbox = Some(name.clone());
             }
         }
@@ -341,8 +395,9 @@ impl Keeper {
     /// Starts the driver of a sandbox that is in the journal.
     async fn drive(&self, record: Record, machine: Machine) -> Handle {
         let shared = self.0.clone();
-        let compiled = shared.policies.write().await.compile(&record.name, &record.tenant);
-        let policy = PolicyHandle::new(compiled);
+        // Held until the handle can be found: a policy written in between would pass it by.
+        let writing = shared.policies.write().await;
+        let policy = PolicyHandle::new(writing.compile(&record.name, &record.tenant));
         let (verbs, inbox) = mpsc::channel(1);
         let (published, seen) = watch::channel(Published {
             state: machine.state(),
@@ -359,6 +414,7 @@ impl Keeper {
         );
         let handle = Handle { record: record.clone(), policy, verbs, published: seen };
         locked(&shared.handles).insert(record.name.clone(), handle.clone());
+        drop(writing);
         let task = Task {
             record,
             machine,

@@ -37,6 +37,11 @@ impl Act {
             Self::RemoveFiles => "removing the files of",
         }
     }
+
+    /// Whether it makes something; all others undo.
+    pub(crate) const fn makes(self) -> bool {
+        matches!(self, Self::MakeTap | Self::RaiseFence | Self::StartProcess | Self::GreetAgent)
+    }
 }
 
 /// What is wanted of a sandbox.

@@ -22,10 +22,12 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &Record) -> Machine
     }
 }
 
-/// Takes away the taps and fences of slots that no sandbox in the journal has.
-pub(crate) async fn sweep(router: &Router, records: &[Record]) -> Result<(), Error> {
+/// Takes away the taps and fences of slots that no sandbox in the journal has; gives the slots whose
+/// tap somebody still holds.
+pub(crate) async fn sweep(router: &Router, records: &[Record]) -> Result<Vec<Slot>, Error> {
     let fail = |doing| move |source| Error::Router { doing, source: Box::new(source) };
     let owned: BTreeSet<Slot> = records.iter().map(|record| record.slot).collect();
+    let mut kept = Vec::new();
     for slot in router.present().await.map_err(fail("listing the taps"))? {
         if owned.contains(&slot) {
             continue;
@@ -35,7 +37,8 @@ pub(crate) async fn sweep(router: &Router, records: &[Record]) -> Result<(), Err
         let deleted = router.within(move || vmm::tap::delete(slot)).await;
         if let Err(error) = deleted.map_err(fail("entering the guests' namespace"))? {
             tracing::error!(%slot, %error, "tap not deleted");
+            kept.push(slot);
         }
     }
-    Ok(())
+    Ok(kept)
 }

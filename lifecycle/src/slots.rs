@@ -51,8 +51,13 @@ impl Slots {
     /// Gives a slot back; it is held for a while.
     pub(crate) fn give_back(&mut self, slot: Slot, now: Instant) {
         if self.taken.remove(&slot) {
-            self.held.insert(slot, now + self.hold_down);
+            self.rest(slot, now);
         }
+    }
+
+    /// Holds a free slot for a while.
+    pub(crate) fn rest(&mut self, slot: Slot, now: Instant) {
+        self.held.insert(slot, now + self.hold_down);
     }
 }
 

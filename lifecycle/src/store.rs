@@ -40,6 +40,11 @@ const TABLES: &str = "
     INSERT INTO counter VALUES ('revision', 0), ('incarnation', 0);
 ";
 
+/// Slots that were given up, and when, in Unix seconds.
+const RESTS: &str = "
+    CREATE TABLE IF NOT EXISTS rest (slot INTEGER PRIMARY KEY, since INTEGER NOT NULL) STRICT;
+";
+
 /// A sandbox as the journal has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
@@ -84,6 +89,7 @@ impl Store {
                 return Err(Error::store("reading the version", path, problem));
             }
         }
+        connection.execute_batch(RESTS).map_err(fail("making the tables"))?;
         Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
     }
 
@@ -171,15 +177,32 @@ impl Store {
         .map(|_| ())
     }
 
-    /// Forgets a sandbox and its policy.
+    /// Forgets a sandbox and its policy, and remembers since when its slot rests.
     pub(crate) async fn forget(&self, name: &SandboxName) -> Result<(), Error> {
         let name = name.to_string();
         self.run("forgetting a sandbox", move |store| {
+            store.execute(
+                "INSERT OR REPLACE INTO rest SELECT slot, unixepoch() FROM sandbox WHERE name = ?1",
+                [&name],
+            )?;
             store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
             store.execute("DELETE FROM sandbox WHERE name = ?1", [name])
         })
         .await
         .map(|_| ())
+    }
+
+    /// The slots that were given up less than `pause` ago.
+    pub(crate) async fn resting(&self, pause: Duration) -> Result<Vec<Slot>, Error> {
+        self.run("reading the slots that rest", move |store| {
+            store.execute("DELETE FROM rest WHERE since + ?1 < unixepoch()", [pause.as_secs()])?;
+            let slots: Vec<u16> = store
+                .prepare("SELECT slot FROM rest")?
+                .query_map([], |row| row.get(0))?
+                .collect::<rusqlite::Result<_>>()?;
+            Ok(slots.into_iter().filter_map(Slot::new).collect())
+        })
+        .await
     }
 
     /// Every policy: scope, document, revision.
@@ -317,6 +340,8 @@ mod tests {
             store.forget(&"a".parse().unwrap()).await.unwrap();
         }
         let store = Store::open(&path).unwrap();
+        let resting = store.resting(Duration::from_secs(60)).await.unwrap();
+        assert_eq!(resting, [Slot::new(1).unwrap()], "the slot of the forgotten one");
         let found = store.sandboxes().await.unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].name.as_str(), "b");

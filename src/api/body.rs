@@ -1,20 +1,31 @@
-//! Bodies and queries, read whole or refused whole: the size, the content type, every key.
+//! Paths, bodies and queries, read whole or refused whole: the size, the content type, every key.
+
+use std::time::Duration;
 
 use axum::RequestExt;
 use axum::body::Body;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use policy::Policy;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use crate::input;
 use crate::problem::{Kind, Problem};
 use crate::wire::BODY_LIMIT;
 
+/// From the end of a request's head to the end of its body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// A JSON body.
 #[derive(Debug)]
 pub(crate) struct Json<T>(pub(crate) T);
+
+/// The name in a path, not yet checked.
+#[derive(Debug)]
+pub(crate) struct Named(pub(crate) String);
 
 /// A policy, as TOML or JSON by its content type.
 #[derive(Debug)]
@@ -28,6 +39,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
             ContentType::Json => input::json(&text(request).await?).map(Self),
             ContentType::Toml => Err(unsupported("application/toml", "application/json")),
         }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let name = Path::from_request_parts(parts, state).await;
+        name.map(|Path(name)| Self(name)).map_err(|_| {
+            Problem::invalid("path", parts.uri.path(), "is not UTF-8")
+                .fix("GET /v1/openapi.json lists the paths")
+        })
     }
 }
 
@@ -73,7 +96,12 @@ async fn text(request: Request<Body>) -> Result<String, Problem> {
             .fix("send less")
     };
     let body = request.with_limited_body().into_body();
-    let read = Limited::new(body, BODY_LIMIT).collect().await.map_err(|error| {
+    let read = timeout(BODY_TIMEOUT, Limited::new(body, BODY_LIMIT).collect()).await;
+    let read = read.map_err(|_elapsed| {
+        Problem::new(Kind::Invalid, format!("the body did not arrive within {BODY_TIMEOUT:?}"))
+            .fix("send it at once")
+    })?;
+    let read = read.map_err(|error| {
         if error.downcast_ref::<LengthLimitError>().is_some() {
             too_large()
         } else {
@@ -111,4 +139,19 @@ pub(crate) fn query(uri: &Uri, known: &[&str]) -> Result<Vec<(String, String)>, 
 pub(crate) fn flag(field: &str, text: &str) -> Result<bool, Problem> {
     text.parse()
         .map_err(|_| Problem::invalid(field, text, "is not a choice").fix("use `true` or `false`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_that_never_ends_is_refused() {
+        let endless = stream::pending::<Result<Vec<u8>, std::io::Error>>();
+        tokio::time::pause();
+        let problem = text(Request::new(Body::from_stream(endless))).await.expect_err("no end");
+        assert!(problem.message.contains("30s"), "{problem}");
+    }
 }

@@ -17,7 +17,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
@@ -41,6 +41,13 @@ pub enum Listener {
     Unix(UnixListener),
     /// TCP.
     Tcp(TcpListener),
+}
+
+/// A place among a listener's connections, taken as long as anybody holds it: an upgraded connection
+/// outlives its HTTP.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    _held: Arc<OwnedSemaphorePermit>,
 }
 
 /// Opens the configured listeners. A socket file that nobody listens on is replaced.
@@ -113,7 +120,7 @@ pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: Can
         let (app, open) = (app.clone(), Arc::new(Semaphore::new(most)));
         let (stop, connections) = (stop.clone(), connections.clone());
         doors.spawn(async move {
-            while let Some(place) =
+            while let Some(Ok(place)) =
                 stop.run_until_cancelled(Arc::clone(&open).acquire_owned()).await
             {
                 let Some(accepted) = stop.run_until_cancelled(listener.accept()).await else {
@@ -121,11 +128,8 @@ pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: Can
                 };
                 match accepted {
                     Ok((io, origin)) => {
-                        let served = one(io, origin, app.clone(), stop.clone());
-                        connections.spawn(async move {
-                            served.await;
-                            drop(place);
-                        });
+                        let place = Place { _held: Arc::new(place) };
+                        connections.spawn(one(io, origin, place, app.clone(), stop.clone()));
                     }
                     Err(error) => {
                         tracing::warn!(%error, "accepting a caller failed");
@@ -171,9 +175,16 @@ impl Listener {
     }
 }
 
-async fn one(io: Box<dyn Stream>, origin: Origin, app: Router, stop: CancellationToken) {
+async fn one(
+    io: Box<dyn Stream>,
+    origin: Origin,
+    place: Place,
+    app: Router,
+    stop: CancellationToken,
+) {
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(origin);
+        request.extensions_mut().insert(place.clone());
         let app = app.clone();
         async move {
             let answer = app.oneshot(request.map(Body::new)).await;

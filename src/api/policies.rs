@@ -4,7 +4,7 @@
 //! tag: `If-Match` makes a write depend on what was read (RFC 9110 section 13.1.1).
 
 use axum::Json as Answer;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use lifecycle::Scope;
@@ -12,7 +12,7 @@ use policy::document::Rule;
 use policy::{Policy, Revision};
 use serde_json::value::RawValue;
 
-use crate::api::body::{Document, Json};
+use crate::api::body::{Document, Json, Named};
 use crate::api::caller::Caller;
 use crate::api::{Api, question};
 use crate::problem::{ErrorBody, Kind, Problem};
@@ -30,7 +30,7 @@ use crate::wire::{Change, Explained, Question, TOML};
 pub(crate) async fn of_sandbox(
     State(api): State<Api>,
     caller: Caller,
-    Path(name): Path<String>,
+    Named(name): Named,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     api.document(&api.scope_of(&caller, &name)?, &headers).await
@@ -52,7 +52,7 @@ pub(crate) async fn of_sandbox(
 pub(crate) async fn set_of_sandbox(
     State(api): State<Api>,
     caller: Caller,
-    Path(name): Path<String>,
+    Named(name): Named,
     headers: HeaderMap,
     Document(policy): Document,
 ) -> Result<Answer<Change>, Problem> {
@@ -75,7 +75,7 @@ pub(crate) async fn set_of_sandbox(
 pub(crate) async fn add_to_sandbox(
     State(api): State<Api>,
     caller: Caller,
-    Path(name): Path<String>,
+    Named(name): Named,
     headers: HeaderMap,
     Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {
@@ -95,7 +95,7 @@ pub(crate) async fn add_to_sandbox(
 pub(crate) async fn explain(
     State(api): State<Api>,
     caller: Caller,
-    Path(name): Path<String>,
+    Named(name): Named,
     Json(asked): Json<Question>,
 ) -> Result<Answer<Explained>, Problem> {
     let found = api.sandbox(&caller, &name)?;
@@ -115,7 +115,7 @@ pub(crate) async fn explain(
 pub(crate) async fn of_tenant(
     State(api): State<Api>,
     caller: Caller,
-    Path(tenant): Path<String>,
+    Named(tenant): Named,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     api.document(&tenant_scope(&caller, &tenant)?, &headers).await
@@ -137,7 +137,7 @@ pub(crate) async fn of_tenant(
 pub(crate) async fn set_of_tenant(
     State(api): State<Api>,
     caller: Caller,
-    Path(tenant): Path<String>,
+    Named(tenant): Named,
     headers: HeaderMap,
     Document(policy): Document,
 ) -> Result<Answer<Change>, Problem> {
@@ -160,7 +160,7 @@ pub(crate) async fn set_of_tenant(
 pub(crate) async fn add_to_tenant(
     State(api): State<Api>,
     caller: Caller,
-    Path(tenant): Path<String>,
+    Named(tenant): Named,
     headers: HeaderMap,
     Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {

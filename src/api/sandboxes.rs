@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use axum::Json as Answer;
 use axum::body::Body;
-use axum::extract::{FromRequest, Path, Request, State};
+use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
@@ -18,7 +18,9 @@ use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
+use crate::api::body::Named;
 use crate::api::caller::Caller;
+use crate::api::listen::Place;
 use crate::api::{Api, body};
 use crate::problem::{ErrorBody, Kind, Problem};
 use crate::units::Size;
@@ -101,7 +103,7 @@ pub(crate) async fn create(
 pub(crate) async fn show(
     State(api): State<Api>,
     caller: Caller,
-    Path(name): Path<String>,
+    Named(name): Named,
 ) -> Result<Answer<Sandbox>, Problem> {
     Ok(Answer(api.shown(&api.sandbox(&caller, &name)?)))
 }
@@ -118,7 +120,7 @@ pub(crate) async fn show(
 pub(crate) async fn remove(
     State(api): State<Api>,
     caller: Caller,
-    Path(name): Path<String>,
+    Named(name): Named,
 ) -> Result<StatusCode, Problem> {
     let found = api.sandbox(&caller, &name)?;
     let removed = api.0.keeper.remove(&found.name, &caller.actor()).await;
@@ -146,17 +148,19 @@ pub(crate) async fn remove(
 pub(crate) async fn exec(
     State(api): State<Api>,
     caller: Caller,
-    Path(name): Path<String>,
+    Named(name): Named,
     mut request: Request,
 ) -> Result<Response, Problem> {
-    let found = api.sandbox(&caller, &name)?;
     let upgrade = request.extensions_mut().remove::<OnUpgrade>();
+    let place = request.extensions_mut().remove::<Place>();
     let upgrade = upgrade.filter(|_| asks_for_exec(request.headers())).ok_or_else(|| {
         Problem::new(Kind::UpgradeRequired, "a command needs a connection of its own")
             .fix("send `connection: upgrade` and `upgrade: postern-exec`, or use `postern exec`")
     })?;
     let body::Json(Exec { argv, env, cwd, user }) = body::Json::from_request(request, &api).await?;
     let command = agent::Exec { argv, env, cwd, user };
+    // Asked last: while a body is on its way, the name may become somebody else's.
+    let found = api.sandbox(&caller, &name)?;
     let guest = api.0.keeper.exec(&found.name, &command, &caller.actor()).await;
     let guest = guest.map_err(|error| caller.told(error))?;
     let stop = api.0.stop.clone();
@@ -167,6 +171,7 @@ pub(crate) async fn exec(
         if let Some(Err(error)) = relayed.await {
             tracing::debug!(%error, sandbox = %found.name, "exec ended early");
         }
+        drop(place);
     });
     let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, EXEC_PROTOCOL)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())

@@ -3,6 +3,7 @@
 
 mod description;
 mod refusals;
+mod untimely;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

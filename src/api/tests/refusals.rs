@@ -23,6 +23,8 @@ async fn whatever_is_refused_is_refused_in_one_form_and_changes_nothing() {
         (&get, "/v2/x", none(), Kind::NotFound, "", "openapi.json"),
         (&put, "/v1/sandboxes", none(), Kind::MethodNotAllowed, "", "allow"),
         (&get, "/v1/sandboxes/none", none(), Kind::NotFound, "", "ls"),
+        (&get, "/v1/sandboxes/%ff", none(), Kind::Invalid, "path", "openapi.json"),
+        (&get, "/v1/tenants/%ff/policy", none(), Kind::Invalid, "path", "openapi.json"),
         (&get, "/v1/sandboxes/Bad_Name", none(), Kind::Invalid, "name", "use 1 to 40"),
         (
             &post,
@@ -164,6 +166,11 @@ async fn whatever_is_refused_is_refused_in_one_form_and_changes_nothing() {
         assert!(problem.fix.as_deref().is_some_and(|f| f.contains(fix)), "{sent}: {problem:?}");
         assert!(problem.value.as_deref().is_none_or(|v| v.chars().count() <= 61), "{sent}");
     }
+    let upgrade = [("connection", "upgrade"), ("upgrade", "postern-exec")];
+    let long = text(&json!({ "argv": ["echo", "x".repeat(70_000)] }).to_string());
+    let exec = "/v1/sandboxes/demo/exec";
+    let problem = refusal(client, post.clone(), exec, &upgrade, long).await;
+    assert_eq!((problem.code, problem.field.as_deref()), (Kind::Invalid, Some("argv")));
     let stale = [("if-match", "\"7777\"")];
     let problem = refusal(client, put.clone(), policy, &stale, toml("")).await;
     assert_eq!(problem.code, Kind::RevisionMoved);
