@@ -55,7 +55,7 @@ struct Shared {
     dropped: AtomicU64,
     closing: AtomicBool,
     writer: Mutex<Option<JoinHandle<()>>>,
-    queries: Semaphore,
+    queries: Arc<Semaphore>,
 }
 
 /// One record with its JSON, as followers get it.
@@ -96,7 +96,7 @@ impl AuditLog {
             dropped: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             writer: Mutex::new(None),
-            queries: Semaphore::new(QUERIES),
+            queries: Arc::new(Semaphore::new(QUERIES)),
         });
         let writer = Writer {
             shared: Arc::clone(&shared),
@@ -121,11 +121,7 @@ impl AuditLog {
 
     /// The newest `limit` records that pass, oldest first, as JSON lines.
     pub async fn query(&self, filter: Filter, limit: usize) -> io::Result<VecDeque<String>> {
-        let end = self.written();
-        let _turn = self.0.queries.acquire().await;
-        let dir = self.0.dir.clone();
-        let read = move || newest(&dir, end, &filter, limit);
-        tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
+        self.past(self.written(), filter, limit).await
     }
 
     /// The newest `limit` records that pass, then every one that is written from now on, without
@@ -133,11 +129,24 @@ impl AuditLog {
     pub async fn follow(&self, filter: Filter, limit: usize) -> io::Result<Follow> {
         let lines = self.0.lines.subscribe();
         let seen = self.written();
-        let _turn = self.0.queries.acquire().await;
-        let (dir, asked) = (self.0.dir.clone(), filter.clone());
-        let read = move || newest(&dir, seen, &asked, limit);
-        let past = tokio::task::spawn_blocking(read).await.map_err(io::Error::other)??;
+        let past = self.past(seen, filter.clone(), limit).await?;
         Ok(Follow { filter, past, seen, lines })
+    }
+
+    async fn past(
+        &self,
+        end: Position,
+        filter: Filter,
+        limit: usize,
+    ) -> io::Result<VecDeque<String>> {
+        let turn = Arc::clone(&self.0.queries).acquire_owned().await.map_err(io::Error::other)?;
+        let dir = self.0.dir.clone();
+        let read = move || {
+            // Reading goes on when whoever asked has left, so the turn is the reader's.
+            let _turn = turn;
+            newest(&dir, end, &filter, limit)
+        };
+        tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
     }
 
     /// Writes what has been recorded so far, and ends the writer. Blocks until that is done.
@@ -396,6 +405,19 @@ mod tests {
         let first = flows.first().copied().expect("some");
         assert_eq!(flows, (first..40).collect::<Vec<_>>());
         writing.join().expect("wrote");
+        log.close();
+    }
+
+    #[tokio::test]
+    async fn a_question_whose_asker_has_left_keeps_its_turn_until_it_is_read() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::write(files::path(dir.path(), 1), "{}\n".repeat(3_000_000)).expect("much to read");
+        let (log, _trail) = opened(dir.path(), 16);
+        let filter = Filter { sandbox: "a".parse().ok(), ..Filter::default() };
+        let asked = tokio::time::timeout(Duration::from_millis(20), log.query(filter, 1)).await;
+        assert!(asked.is_err(), "control: it takes longer");
+        assert_eq!(log.0.queries.available_permits(), QUERIES - 1);
+        until(async || log.0.queries.available_permits() == QUERIES).await;
         log.close();
     }
 

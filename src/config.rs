@@ -230,7 +230,7 @@ impl Config {
 
     /// Reads a configuration.
     pub fn parse(text: &str) -> Result<Self, Problem> {
-        let config: Self = input::toml(text)?;
+        let config: Self = input::toml(text).map_err(without_secret)?;
         config.check().map_err(|problem| {
             let field = problem.field.clone().unwrap_or_default();
             let path: Vec<&str> = field.split(['.', '[', ']']).filter(|s| !s.is_empty()).collect();
@@ -283,6 +283,14 @@ impl Config {
             },
         }
     }
+}
+
+/// Shows nothing of what may be a token, written where its digest belongs.
+fn without_secret(problem: Problem) -> Problem {
+    let field = problem.field.as_deref().unwrap_or_default();
+    let of_a_token =
+        field.starts_with("api.token") && !field.ends_with(".name") && !field.ends_with(".tenant");
+    if field.is_empty() || of_a_token { Problem { value: None, ..problem } } else { problem }
 }
 
 /// Whether output should carry no colours, by the convention of `NO_COLOR` and `TERM=dumb`.

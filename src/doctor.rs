@@ -103,6 +103,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
+    async fn a_folder_it_makes_is_not_open_to_everybody() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("folder");
+        let mut config = Config { state_dir: dir.path().join("state"), ..Config::default() };
+        config.audit.dir = dir.path().join("audit");
+        serviceable(&config).await;
+        for made in [&config.state_dir, &config.audit.dir] {
+            let mode = std::fs::metadata(made).expect("made").permissions().mode();
+            assert_eq!(mode & 0o007, 0, "{}: {mode:o}", made.display());
+        }
+    }
+
+    #[tokio::test]
     async fn every_finding_that_is_not_ok_names_its_remedy() {
         let dir = tempfile::tempdir().expect("folder");
         let mut config = Config { state_dir: dir.path().join("new"), ..Config::default() };

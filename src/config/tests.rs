@@ -88,7 +88,9 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
         let problem = Config::parse(text).expect_err(text);
         assert_eq!(problem.field.as_deref(), Some(*field), "{text}\n{problem}");
         assert_eq!(problem.line.unwrap_or(0), *line, "{text}\n{problem}");
-        assert!(problem.value.is_some(), "{text}\n{problem}");
+        // What may be a token is not shown.
+        let hidden = field.is_empty() || *fix == "sha256sum";
+        assert_eq!(problem.value.is_none(), hidden, "{text}\n{problem}");
         assert!(problem.fix.as_deref().is_some_and(|f| f.contains(fix)), "{text}\n{problem}");
     }
 }
@@ -97,4 +99,21 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
 fn a_digest_is_read_in_either_case() {
     let upper: Digest = "AB".repeat(32).try_into().expect("hex");
     assert_eq!(String::from(upper), "ab".repeat(32));
+}
+
+/// The likeliest mistake with a digest is the token itself.
+#[test]
+fn a_token_where_its_digest_belongs_is_refused_without_being_shown() {
+    for text in [
+        "[[api.token]]\nname = \"a\"\ntenant = \"a\"\nsha256 = \"hunter2\"\n",
+        "[[api.token]]\nname = \"a\"\ntenant = \"a\"\nsha256 = [\"hunter2\"]\n",
+        "[[api.token]]\nname = \"a\"\ntenant = \"a\"\nsha256 = hunter2\n",
+        "[[api.token]]\nname = \"a\"\ntenant = \"a\"\nsha256 = \"hunter2\n",
+        "[api]\ntoken = [\"hunter2\"]\n",
+        "[api]\ntoken = \"hunter2\"\n",
+    ] {
+        let problem = Config::parse(text).expect_err(text);
+        assert!(!format!("{problem:?} {problem}").contains("hunter2"), "{problem}");
+        assert!(problem.line.is_some(), "{problem}");
+    }
 }

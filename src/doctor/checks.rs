@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
@@ -153,7 +153,9 @@ fn egress(config: &Config) -> Check {
 fn folder(name: &'static str, dir: &Path, setting: &str) -> Check {
     let probe = dir.join(format!(".doctor-{}", std::process::id()));
     let remedy = || format!("make it writable, or set `{setting}` to another folder");
-    let tried = fs::create_dir_all(dir).and_then(|()| fs::write(&probe, b"probe"));
+    // What it will hold is not for everybody on the host.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
+    let tried = made.and_then(|()| fs::write(&probe, b"probe"));
     let _ = fs::remove_file(&probe);
     if let Err(error) = tried {
         return Check::fail(name, format!("{}: {error}", dir.display()), remedy());
