@@ -30,6 +30,9 @@ const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed, 2 the command line or an input is not valid, 3 not found,
 4 refused or denied. `exec` passes the exit code of the command on (128 + n for signal n).";
 
+/// Keeps the options of every command apart from those of the one whose help is read.
+const EVERYWHERE: &str = "Options of every command";
+
 /// What a microVM may reach, under which name, from which address.
 #[derive(Debug, Parser)]
 #[command(name = "postern", version, after_help = EXIT_CODES, max_term_width = 100)]
@@ -44,18 +47,26 @@ struct Arguments {
 #[derive(Debug, clap::Args)]
 struct Daemon {
     /// Print JSON instead of tables and sentences.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     json: bool,
     /// Unix socket of the daemon.
-    #[arg(long, global = true, env = "POSTERN_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    #[arg(
+        long,
+        global = true,
+        help_heading = EVERYWHERE,
+        env = "POSTERN_SOCKET",
+        value_name = "PATH",
+        default_value = DEFAULT_SOCKET
+    )]
     socket: PathBuf,
     /// Daemon elsewhere, as http://host:port; goes before --socket.
-    #[arg(long, global = true, env = "POSTERN_URL", value_name = "URL")]
+    #[arg(long, global = true, help_heading = EVERYWHERE, env = "POSTERN_URL", value_name = "URL")]
     url: Option<Endpoint>,
     /// Bearer token for --url. Prefer the environment: arguments are visible to others.
     #[arg(
         long,
         global = true,
+        help_heading = EVERYWHERE,
         env = "POSTERN_TOKEN",
         value_name = "TOKEN",
         hide_env_values = true

@@ -22,12 +22,12 @@ const DENIED: u8 = 4;
 pub(crate) enum Policy {
     /// Print a policy as TOML, or as JSON with --json.
     Get {
-        /// A sandbox, `tenant/NAME`, or `platform`.
+        /// A sandbox, `tenant/NAME`, or `platform` (over everything on the node).
         scope: Scope,
     },
     /// Replace a policy by a file.
     Set {
-        /// A sandbox, `tenant/NAME`, or `platform`.
+        /// A sandbox, `tenant/NAME`, or `platform` (over everything on the node).
         scope: Scope,
         /// The file, TOML or (by its ending) JSON; `-` reads TOML from standard input.
         file: PathBuf,
@@ -43,7 +43,8 @@ pub(crate) enum Policy {
     Explain {
         /// The sandbox.
         name: SandboxName,
-        /// `https://host/path`, `http://host/path`, `host:port` or `address:port`.
+        /// `https://host/path`, `http://host/path`, `host:port` or `address:port`. Names are not
+        /// resolved.
         destination: String,
         /// Request method.
         #[arg(long)]
@@ -59,7 +60,7 @@ pub(crate) enum Policy {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Rule {
-    /// A sandbox, `tenant/NAME`, or `platform`.
+    /// A sandbox, `tenant/NAME`, or `platform` (over everything on the node).
     scope: Scope,
     /// Hosts (`x.org`, `*.x.org`, `.x.org`), addresses or networks.
     #[arg(required = true, value_name = "HOST")]
@@ -76,7 +77,7 @@ pub(crate) struct Rule {
     /// Request path, `*` within a segment, `**` across; may be given several times.
     #[arg(long = "path", value_name = "PATH")]
     paths: Vec<String>,
-    /// Let the platform's policy allow it whatever the other layers say.
+    /// For `allow platform`: whatever the other layers leave out (a deny of theirs still holds).
     #[arg(long)]
     always: bool,
     /// A remark for people.
