@@ -1,6 +1,7 @@
 //! The shape of the house: which crate may know which, which module may know which, where `unsafe`
 //! may stand, how long a file is, which versions are the least. Adding an arrow means editing this
 //! file, in the open. It reads the sources as text and runs nothing.
+#![expect(clippy::unwrap_used, reason = "tests: what cannot be read ends the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +19,7 @@ const HOUSE: &[(&str, &str, &[&str])] = &[
 ];
 
 /// The only modules that may hold `unsafe`; every other file is under `forbid`.
-const UNSAFE: &[&str] = &["vmm/src/tap.rs", "vmm/src/kvm_probe.rs", "tests/src/tap.rs"];
+const UNSAFE: &[&str] = &["vmm/src/tap.rs", "vmm/src/kvm_probe.rs"];
 
 /// Least versions, each for a published flaw that an older one has.
 const FLOORS: &[(&str, &str)] = &[

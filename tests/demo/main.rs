@@ -5,7 +5,7 @@
 #![expect(
     clippy::print_stdout,
     clippy::expect_used,
-    clippy::exit,
+    clippy::indexing_slicing,
     reason = "a demonstration: it prints, and what does not hold ends it"
 )]
 
@@ -213,6 +213,13 @@ impl Demo {
 
     fn say(&self, what: &str) {
         println!("[{:4.1} s] {what}", self.began.elapsed().as_secs_f64());
+    }
+}
+
+impl Drop for Demo {
+    /// A microVM outlives its daemon, also that of a demonstration that failed.
+    fn drop(&mut self) {
+        self.world.cli(&["rm", AGENT, "neighbour"]);
     }
 }
 

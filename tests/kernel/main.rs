@@ -16,8 +16,9 @@ fn the_fence_and_the_router_hold_on_the_kernel_of_debian_12() {
     let image = std::env::var_os("POSTERN_IMAGE").expect("POSTERN_IMAGE: see the Makefile");
     let image = std::fs::canonicalize(image).expect("the image");
     let world = World::with(&format!("[qemu]\nimage = {:?}\n", image.display().to_string()));
-    world.cli(&["create", "lab", "--memory", "1024M", "--vcpus", "2"]).ok();
-    let shell = |line: &str| world.cli(&["exec", "lab", "--", "sh", "-c", line]);
+    let lab = world.machine_name();
+    world.cli(&["create", &lab, "--memory", "1024M", "--vcpus", "2"]).ok();
+    let shell = |line: &str| world.cli(&["exec", &lab, "--", "sh", "-c", line]);
     let release = shell("uname -r").ok().stdout;
     assert!(release.starts_with("6.1."), "{release}");
     shell("mount -t tmpfs none /tmp && mkdir -p /run/netns && modprobe -a tun veth nf_tables").ok();
@@ -25,7 +26,7 @@ fn the_fence_and_the_router_hold_on_the_kernel_of_debian_12() {
         let program = stripped(&newest(name), world.dir());
         let bytes = std::fs::read(&program).expect("the program");
         let put = format!("cat > /root/{name} && chmod +x /root/{name}");
-        let words = ["exec", "lab", "--", "sh", "-c", &put];
+        let words = ["exec", &lab, "--", "sh", "-c", &put];
         world.daemon().cli_with_input(&words, &bytes).ok();
         let ran = shell(&format!("cd /root && ./{name} --test-threads=2"));
         assert_eq!(ran.code, 0, "{name} on {release}{}\n{}", ran.stdout, ran.stderr);
@@ -33,6 +34,7 @@ fn the_fence_and_the_router_hold_on_the_kernel_of_debian_12() {
         let passed = told.and_then(|line| line.split_whitespace().nth(3)?.parse::<u32>().ok());
         assert!(passed.is_some_and(|passed| passed >= 10), "{name}: {told:?}");
     }
+    world.cli(&["rm", &lab]).ok();
 }
 
 /// The test program of this name that was built last, beside this one.
