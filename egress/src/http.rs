@@ -163,7 +163,7 @@ impl Visit {
         let unreachable = |why: &dyn ToString| {
             Refusal::because(Code::UpstreamUnreachable, revision).detailed(why.to_string())
         };
-        let request = Request::from_parts(head, Relayed::new(body, &ending));
+        let request = far.request(head, body, &ending);
         let sent = far.sender.try_send_request(request).await;
         let response = match sent {
             Ok(response) => response,
@@ -175,7 +175,7 @@ impl Visit {
                     drop(ending);
                     far = self.dial(&passed).await?;
                     ending = self.record(&mut passed, &far, seen)?;
-                    let request = Request::from_parts(head, Relayed::new(body, &ending));
+                    let request = far.request(head, body, &ending);
                     far.sender.send_request(request).await.map_err(|why| unreachable(&why))?
                 }
                 _ => return Err(unreachable(failed.error()).into()),

@@ -3,14 +3,17 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::request::Parts;
+use http::{Request, StatusCode};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{self, SendRequest};
+use hyper::ext::on_informational;
 use hyper_util::rt::TokioIo;
 use policy::Compiled;
 use policy::judge::Target;
@@ -26,6 +29,9 @@ use crate::refuse;
 
 /// How long a kept connection may take to be ready for the next request.
 const READY: Duration = Duration::from_millis(50);
+/// Interim responses (RFC 9110, section 15.2) that may come before the final one. They are not passed
+/// on, and reading them without end would leave no time for anybody else.
+const INTERIM: usize = 100;
 
 /// A connection to a far side.
 #[derive(Debug)]
@@ -122,6 +128,23 @@ impl Far {
             target: passed.permit.target().clone(),
             policy: Arc::clone(&passed.policy),
         })
+    }
+
+    /// A request as it is sent here.
+    pub(super) fn request(
+        &self,
+        head: Parts,
+        body: Incoming,
+        ending: &Arc<Ending>,
+    ) -> Request<Relayed> {
+        let mut request = Request::from_parts(head, Relayed::new(body, ending));
+        let (traffic, seen) = (Arc::clone(&self.traffic), AtomicUsize::new(0));
+        on_informational(&mut request, move |_| {
+            if seen.fetch_add(1, Relaxed) == INTERIM {
+                traffic.stop();
+            }
+        });
+        request
     }
 }
 

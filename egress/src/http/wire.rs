@@ -1,9 +1,10 @@
-//! A connection under HTTP: gives back what was read before, counts bytes, knows when it was quiet.
+//! A connection under HTTP: gives back what was read before, counts bytes, knows when it was quiet,
+//! and can be made to read no further.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ pub(super) struct Traffic {
     written: AtomicU64,
     /// Milliseconds from `start` to the last byte.
     last: AtomicU64,
+    stopped: AtomicBool,
 }
 
 impl Wire {
@@ -41,6 +43,7 @@ impl Wire {
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
             last: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
         };
         Self { stream, before, meter: None, traffic: Arc::new(traffic) }
     }
@@ -75,6 +78,11 @@ impl Traffic {
         (self.read.load(Relaxed), self.written.load(Relaxed))
     }
 
+    /// Makes the next read fail.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Relaxed);
+    }
+
     /// Returns once no byte has passed for `patience`.
     pub(super) async fn quiet_for(&self, patience: Duration) {
         loop {
@@ -93,6 +101,9 @@ impl AsyncRead for Wire {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.traffic.stopped.load(Relaxed) {
+            return Poll::Ready(Err(io::Error::other("it answers without end")));
+        }
         let filled = buf.filled().len();
         if self.before.is_empty() {
             ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;

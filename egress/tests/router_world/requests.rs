@@ -374,6 +374,21 @@ fn a_far_side_that_takes_no_more_is_given_up_when_both_are_idle() {
 }
 
 #[test]
+fn a_far_side_that_answers_without_end_is_a_502() {
+    run(RULES, async |place| {
+        serve(place.origin(ORIGIN, 80), async |mut stream| {
+            let interim = b"HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
+            while stream.write_all(&interim).await.is_ok() {}
+        });
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request = "GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
+        let (status, head, _) = soon(exchange(&mut stream, request)).await;
+        assert_eq!(status, 502);
+        assert!(head.contains("postern-deny: upstream-unreachable"), "{head}");
+    });
+}
+
+#[test]
 fn a_body_in_chunks_goes_on_whatever_the_method() {
     run(RULES, async |place| {
         echo(place.origin(ORIGIN, 80));
