@@ -42,8 +42,9 @@ const FALLBACK_LINKS: [&str; 9] =
 /// Settings of the whole namespace, and of every interface that will be made in it.
 const SYSCTLS: [(&str, &str); 15] = [
     ("net/ipv4/ip_forward", "0"),
-    // Every refusal is answered; how many a guest can ask for, the guest pays for.
-    ("net/ipv4/icmp_ratelimit", "0"),
+    // Every refusal is answered: neither its guest's limit nor the one of all guests together, which
+    // one of them could use up, is for any type of error.
+    ("net/ipv4/icmp_ratemask", "0"),
     ("net/ipv4/conf/all/rp_filter", "0"),
     ("net/ipv4/conf/default/rp_filter", "0"),
     ("net/ipv4/conf/all/arp_ignore", "1"),

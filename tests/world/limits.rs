@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use etherparse::PacketBuilder;
@@ -10,6 +10,7 @@ use hickory_proto::rr::RecordType;
 use policy::net::{GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC};
 use world::client::{self, End, PATIENT};
 use world::origin::port;
+use world::poll::eventually;
 use world::{World, allow};
 
 /// One guest at its limit is refused more, and takes nothing from another.
@@ -34,7 +35,7 @@ fn a_guest_at_its_limit_of_flows_is_refused_more_and_others_are_not() {
     greedy.event(&[("outcome", "deny"), ("code", "limit")]);
     other.reaches(&api);
     held.pop();
-    world::poll::eventually("a place is free again", PATIENT, || {
+    eventually("a place is free again", PATIENT, || {
         let reply =
             greedy.run(|| client::exchange(echo.at(port::ECHO), &[b"x\r\n"], client::AT_ONCE / 4));
         (reply.bytes == b"x\r\n").then_some(())
@@ -71,17 +72,20 @@ fn a_flood_of_refused_datagrams_leaves_a_neighbour_its_refusals() {
     let world = World::shared();
     let sink = world.attacker();
     let (flooding, other) = (world.guest(""), world.guest(""));
-    let done = AtomicBool::new(false);
+    let (sent, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     let refused = std::thread::scope(|scope| {
         scope.spawn(|| {
             flooding.run(|| {
                 let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
                 while !done.load(Relaxed) {
                     let _ = socket.send_to(b"x", sink.at(9));
-                    std::thread::sleep(Duration::from_micros(100));
+                    if sent.fetch_add(1, Relaxed) % 64 == 0 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
                 }
             });
         });
+        eventually("the flood is under way", PATIENT, || (sent.load(Relaxed) > 5000).then_some(()));
         let refused = other.run(|| {
             let is_refused = |_: &usize| {
                 let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
