@@ -211,6 +211,14 @@ impl Router {
         self.shared.seats().get(&slot).map(|seat| seat.guest.meter.clone())
     }
 
+    /// Deletes the tap of a detached slot, whoever holds it open; one that is gone is as good.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub async fn delete_tap(&self, slot: Slot) -> Result<(), Error> {
+        link::delete(&self.shared.world, slot).await
+    }
+
     /// The slots whose tap exists in the kernel, attached or not, in order.
     ///
     /// # Errors

@@ -207,7 +207,7 @@ impl Acts {
 
     async fn delete_tap(&mut self, slot: Slot) -> Result<(), Boxed> {
         self.tap = None;
-        self.router.within(move || vmm::tap::delete(slot)).await?.map_err(boxed)
+        self.router.delete_tap(slot).await.map_err(boxed)
     }
 
     async fn remove_files(&self, name: &SandboxName) -> Result<(), Boxed> {

@@ -23,7 +23,7 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &Record) -> Machine
 }
 
 /// Takes away the taps and fences of slots that no sandbox in the journal has; gives the slots whose
-/// tap somebody still holds.
+/// tap would not go.
 pub(crate) async fn sweep(router: &Router, records: &[Record]) -> Result<Vec<Slot>, Error> {
     let fail = |doing| move |source| Error::Router { doing, source: Box::new(source) };
     let owned: BTreeSet<Slot> = records.iter().map(|record| record.slot).collect();
@@ -34,8 +34,7 @@ pub(crate) async fn sweep(router: &Router, records: &[Record]) -> Result<Vec<Slo
         }
         tracing::warn!(%slot, "tap without a sandbox: removed");
         router.detach(slot).await.map_err(fail("lowering a fence nobody owns"))?;
-        let deleted = router.within(move || vmm::tap::delete(slot)).await;
-        if let Err(error) = deleted.map_err(fail("entering the guests' namespace"))? {
+        if let Err(error) = router.delete_tap(slot).await {
             tracing::error!(%slot, %error, "tap not deleted");
             kept.push(slot);
         }
