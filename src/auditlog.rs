@@ -231,9 +231,6 @@ impl Writer {
             self.shared.dropped.fetch_add(lost, Ordering::Relaxed);
             batch.push(loss(lost, "the audit queue was full"));
         }
-        if self.unwritten > 0 && !batch.is_empty() {
-            batch.insert(0, loss(self.unwritten, "the audit could not be written"));
-        }
     }
 
     /// Writes a batch in groups, each whole or not at all, and shows all to followers either way.
@@ -265,7 +262,13 @@ impl Writer {
 
     /// Where the text ends on disk; none if it could not be written.
     fn append(&mut self, text: &str, records: usize) -> Option<Position> {
-        if let Err(error) = self.files.append(text.as_bytes()) {
+        // What was lost is told by the first that is written again, on disk only: followers saw it.
+        let mut told = String::new();
+        if self.unwritten > 0 {
+            let record = loss(self.unwritten, "the audit could not be written");
+            told = serde_json::to_string(&record).unwrap_or_default() + "\n";
+        }
+        if let Err(error) = self.files.append((told + text).as_bytes()) {
             if self.unwritten == 0 {
                 tracing::error!(%error, dir = %self.shared.dir.display(), "audit not written");
             }
@@ -473,13 +476,17 @@ mod tests {
         fs::remove_dir(files::path(dir.path(), 2)).expect("obstacle gone");
         trail.record(record("b", None));
         let told = async || {
-            let found = all(&log, Filter::default(), 99).await;
+            let found = all(&log, Filter::default(), 999).await;
             let lost = |record: &AuditRecord| {
                 record.detail.as_deref().is_some_and(|said| said.contains("could not be written"))
             };
             found.iter().any(lost) && found.iter().any(|r| r.sandbox == "b".parse().ok())
         };
         until(told).await;
+        let found = all(&log, Filter::default(), 999).await;
+        let missing: u64 = found.iter().filter_map(|record| record.count).sum();
+        let kept = found.iter().filter(|record| record.sandbox.is_some()).count();
+        assert_eq!((missing, kept), (log.dropped(), 201 - usize::try_from(missing).expect("few")));
         log.close();
     }
 }

@@ -68,7 +68,7 @@ impl Caller {
         match Problem::from(error) {
             failure if failure.code != Kind::Failed => failure,
             failure => {
-                tracing::error!(error = %cause, caller = self.who, "request failed");
+                tracing::error!(error = cause, caller = self.who, "request failed");
                 if self.local {
                     Problem { message: cause.into(), ..failure }
                 } else {

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// A place in the audit: the file's number and the bytes before it.
@@ -56,7 +56,9 @@ impl Files {
     /// nothing was appended.
     pub(crate) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         let length = u64::try_from(lines.len()).unwrap_or(u64::MAX);
-        if self.at.offset > 0 && self.at.offset.saturating_add(length) > self.file_size {
+        let full = self.at.offset > 0 && self.at.offset.saturating_add(length) > self.file_size;
+        // Somebody may have removed the file: what is written to it would be lost unseen.
+        if full || self.current.metadata()?.nlink() == 0 {
             self.rotate()?;
         }
         if let Err(error) = self.current.write_all(lines) {
@@ -172,6 +174,18 @@ mod tests {
         files.append(b"next\n").expect("append");
         assert_eq!(everything(dir.path(), files.position()), ["whole", "to", "next"]);
         assert_eq!(files.position().file, 7);
+    }
+
+    #[test]
+    fn a_file_that_somebody_removed_is_not_written_to_any_more() {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut files = Files::open(dir.path(), 1000, 3000).expect("open");
+        files.append(b"one\n").expect("append");
+        fs::remove_file(path(dir.path(), 1)).expect("removed");
+        files.append(b"two\n").expect("append");
+        assert_eq!(everything(dir.path(), files.position()), ["two"]);
+        fs::remove_dir_all(dir.path()).expect("removed");
+        files.append(b"three\n").expect_err("there is no folder");
     }
 
     #[test]

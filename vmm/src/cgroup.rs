@@ -7,8 +7,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use policy::SandboxName;
-
 use crate::error::Error;
 use crate::hypervisor::Machine;
 
@@ -119,7 +117,8 @@ impl Layout {
 }
 
 /// Makes the machine's groups with their limits. Empty, with a warning, where the host has none.
-pub(crate) fn create(name: &SandboxName, limits: Limits) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn create(machine: &Machine) -> Result<Vec<PathBuf>, Error> {
+    let (name, limits) = (&name_of(machine), Limits::of(machine));
     let layout = Layout::find();
     if !layout.missing().is_empty() {
         tracing::warn!(missing = ?layout.missing(), "this host cannot limit microVMs");
@@ -145,11 +144,19 @@ pub(crate) fn create(name: &SandboxName, limits: Limits) -> Result<Vec<PathBuf>,
     Ok(groups)
 }
 
+/// The name of a machine's groups: its own directory, of which no other machine of this host has
+/// the same, whatever installation it belongs to.
+fn name_of(machine: &Machine) -> String {
+    let words = machine.run_dir.iter().filter_map(|word| word.to_str());
+    words.filter(|word| *word != "/").collect::<Vec<_>>().join(".")
+}
+
 /// The groups of a machine that are there.
-pub(crate) fn existing(name: &SandboxName) -> Vec<PathBuf> {
+pub(crate) fn existing(machine: &Machine) -> Vec<PathBuf> {
+    let name = name_of(machine);
     let layout = Layout::find();
     let roots = layout.unified.iter().chain(layout.legacy.iter().map(|(_, root)| root));
-    let mut groups: Vec<PathBuf> = roots.map(|root| root.join(OURS).join(name.as_str())).collect();
+    let mut groups: Vec<PathBuf> = roots.map(|root| root.join(OURS).join(&name)).collect();
     groups.retain(|group| group.is_dir());
     groups.sort();
     groups.dedup();
@@ -170,10 +177,10 @@ pub(crate) fn remove(groups: &[PathBuf]) {
 fn add(
     groups: &mut Vec<PathBuf>,
     root: &Path,
-    name: &SandboxName,
+    name: &str,
     fill: impl FnOnce(&Path) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let group = root.join(OURS).join(name.as_str());
+    let group = root.join(OURS).join(name);
     make_dir(&group)?;
     // Two controllers of version 1 may share a hierarchy.
     if !groups.contains(&group) {

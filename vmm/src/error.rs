@@ -78,10 +78,16 @@ pub enum Error {
     OtherDriver(&'static str),
 }
 
-/// The end of what a program wrote, after its status where that is known.
+/// The end of what a program wrote, after its status where that is known; in one line and without
+/// control characters, since it goes to logs and terminals.
 pub(crate) fn said(status: Option<std::process::ExitStatus>, output: &[u8]) -> String {
     const LIMIT: usize = 2048;
     let end = output.get(output.len().saturating_sub(LIMIT)..).unwrap_or_default();
-    let words = String::from_utf8_lossy(end).trim().to_owned();
+    let words = String::from_utf8_lossy(end);
+    let escaped = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    let words: String = words.trim().chars().map(escaped).collect();
     status.map_or_else(|| words.clone(), |status| format!("{status}: {words}"))
 }

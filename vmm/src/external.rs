@@ -3,17 +3,23 @@
 //! Hooks come from the operator's configuration only, never from a request. No shell: a hook is a
 //! program and its arguments, run with a small environment and a bound on its time.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::Stdio;
+use std::pin::pin;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use policy::net::{AGENT_PORT, GATEWAY_IP, GUEST_IP, GUEST_MAC, GUEST_PREFIX};
-use tokio::process::Command;
+use tokio::io::AsyncReadExt;
+use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::error::{Error, said};
 use crate::hypervisor::{DriverName, Hypervisor, Machine, Process};
+
+/// How long the error output of a hook that has ended is read on.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// What the operator wants run, program and arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +75,7 @@ impl External {
     async fn run(&self, hook: &[String], process: &Process) -> Result<(), Error> {
         let Some((program, arguments)) = hook.split_first() else { return Ok(()) };
         let [a, b, c, d, e, f] = GUEST_MAC;
-        let child = Command::new(program)
+        let mut child = Command::new(program)
             .args(arguments)
             .env_clear()
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
@@ -90,17 +96,30 @@ impl External {
             .kill_on_drop(true)
             .spawn()
             .map_err(|source| Error::Program { program: program.clone(), source })?;
-        let output = timeout(self.hooks.limit, child.wait_with_output())
+        let mut words = Vec::new();
+        let status = timeout(self.hooks.limit, ended(&mut child, &mut words))
             .await
             .map_err(|_elapsed| Error::Slow { program: program.clone(), limit: self.hooks.limit })?
             .map_err(|source| Error::Program { program: program.clone(), source })?;
-        if output.status.success() {
+        if status.success() {
             return Ok(());
         }
-        Err(Error::Failed {
-            program: program.clone(),
-            said: said(Some(output.status), &output.stderr),
-        })
+        Err(Error::Failed { program: program.clone(), said: said(Some(status), &words) })
+    }
+}
+
+/// Waits for the program's own end and collects its error output. What it started in the background,
+/// a hypervisor perhaps, may keep that output open for ever.
+async fn ended(child: &mut Child, words: &mut Vec<u8>) -> io::Result<ExitStatus> {
+    let Some(mut stderr) = child.stderr.take() else { return child.wait().await };
+    let mut listen = pin!(stderr.read_to_end(words));
+    tokio::select! {
+        _closed = &mut listen => child.wait().await,
+        status = child.wait() => {
+            // What it said last is in the pipe already.
+            let _ = timeout(LAST_WORDS, listen).await;
+            status
+        }
     }
 }
 
@@ -176,6 +195,17 @@ mod tests {
         let driver = external(&["/no/such/hook"], Duration::from_secs(10));
         let error = driver.start(&machine(dir.path()), tap()).await.expect_err("it is not there");
         assert!(matches!(error, Error::Program { .. }));
+    }
+
+    #[tokio::test]
+    async fn a_hook_may_leave_a_program_running() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let limit = Duration::from_secs(5);
+        let driver = external(&["sh", "-c", "sleep 6 & exit 0"], limit);
+        driver.start(&machine(dir.path()), tap()).await.expect("the hook itself has ended");
+        let driver = external(&["sh", "-c", "sleep 6 & printf 'a\\nb\\033' >&2; exit 4"], limit);
+        let error = driver.start(&machine(dir.path()), tap()).await.expect_err("it failed");
+        assert!(error.to_string().contains("a\\nb\\u{1b}"), "{error}");
     }
 
     #[tokio::test]

@@ -97,7 +97,7 @@ impl Qemu {
             kernel: disk::open(&machine.kernel, false)?,
             initrd: disk::open(&machine.initrd, false)?,
         };
-        let groups = cgroup::create(&machine.name, cgroup::Limits::of(machine))?;
+        let groups = cgroup::create(machine)?;
         let argv = command::argv(&self.binary, machine, accel);
         let host = launch::launch(argv, machine, accel, &groups, given).await;
         host.inspect_err(|_| cgroup::remove(&groups))

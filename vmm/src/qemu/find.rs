@@ -21,7 +21,7 @@ fn identify(machine: &Machine, pid: u32) -> Option<HostProcess> {
     let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
     let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let ours = owner == machine.uid && is_named(&words, &guest_name(&machine.name));
-    ours.then(|| HostProcess::identify(pid, cgroup::existing(&machine.name))).flatten()
+    ours.then(|| HostProcess::identify(pid, cgroup::existing(machine))).flatten()
 }
 
 /// Whether the value of `-name` on this command line is this.
