@@ -126,7 +126,7 @@ fn rom() -> io::Result<OwnedFd> {
     rom.extend([0xe9, 0x0d, 0x00]);
     rom.resize(SIZE, 0);
     let fd = memfd_create(c"postern-probe", MFdFlags::MFD_CLOEXEC)?;
-    let mut file = std::fs::File::from(fd);
+    let mut file = fs::File::from(fd);
     file.write_all(&rom)?;
     Ok(file.into())
 }
