@@ -110,14 +110,19 @@ impl Acts {
         self.hypervisors.is_running(record)
     }
 
-    pub(crate) async fn perform(&mut self, act: Act, record: &mut Record) -> Result<(), Error> {
+    pub(crate) async fn perform(
+        &mut self,
+        act: Act,
+        record: &mut Record,
+        greeted: bool,
+    ) -> Result<(), Error> {
         let name = record.name.clone();
         let done = match act {
             Act::MakeTap => self.make_tap(record.slot).await,
             Act::RaiseFence => self.raise_fence(record).await,
             Act::StartProcess => self.start_process(record).await,
             Act::GreetAgent => self.greet_agent(record).await,
-            Act::StopProcess => self.stop_process(record).await,
+            Act::StopProcess => self.stop_process(record, greeted).await,
             Act::LowerFence => self.router.detach(record.slot).await.map(drop).map_err(boxed),
             Act::DeleteTap => self.delete_tap(record.slot).await,
             Act::RemoveFiles => self.remove_files(&record.name).await,
@@ -184,20 +189,23 @@ impl Acts {
         }
     }
 
-    async fn stop_process(&mut self, record: &mut Record) -> Result<(), Boxed> {
+    async fn stop_process(&mut self, record: &mut Record, greeted: bool) -> Result<(), Boxed> {
         self.tap = None;
+        let qemu = self.hypervisors.qemu.clone();
+        // A guest that still boots heeds no power button, and has nothing to lose.
+        let qemu = if greeted { qemu } else { qemu.with_grace(Duration::ZERO) };
         let process = match record.driver {
             // A daemon that died between the start and its note left a process only QEMU's own
             // traces lead to.
             Driver::Qemu => match record.process.clone() {
                 Some(process) => Some(process),
-                None => self.hypervisors.qemu.find(&self.describe(record)),
+                None => qemu.find(&self.describe(record)),
             },
             Driver::External => record.process.clone(),
         };
         if let Some(process) = process {
             match record.driver {
-                Driver::Qemu => self.hypervisors.qemu.stop(&process).await?,
+                Driver::Qemu => qemu.stop(&process).await?,
                 Driver::External => self.hypervisors.external.stop(&process).await?,
             }
         }

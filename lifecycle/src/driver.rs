@@ -77,9 +77,10 @@ impl Task {
                 Err(error) => self.unnoted(&error),
                 Ok(()) => {}
             }
+            let greeted = self.machine.greeted();
             let done = tokio::select! {
                 biased;
-                done = self.acts.perform(act, &mut self.record) => done,
+                done = self.acts.perform(act, &mut self.record, greeted) => done,
                 // Only waiting for the guest is worth interrupting; all else is short and whole.
                 Some(Verb::Remove) = self.verbs.recv(), if act == Act::GreetAgent => {
                     self.machine.remove();

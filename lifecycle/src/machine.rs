@@ -193,6 +193,11 @@ impl Machine {
         }
     }
 
+    /// Whether its guest has answered, in this journey or for an earlier daemon.
+    pub(crate) const fn greeted(&self) -> bool {
+        self.made.greeted
+    }
+
     /// Whether its slot must be kept from others although it is gone.
     pub(crate) const fn tainted(&self) -> bool {
         self.tainted

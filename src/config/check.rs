@@ -25,6 +25,12 @@ impl Config {
                     .fix("begin it with `/`"));
             }
         }
+        // unix(7): a longer one can be listened on by a way round, and reached by nobody.
+        let socket = self.api.socket.to_string_lossy();
+        if socket.len() > 107 {
+            return Err(Problem::invalid("api.socket", &socket, "is too long for a unix socket")
+                .fix("use at most 107 bytes"));
+        }
         let netns = &self.guests.netns;
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if netns.is_empty()

@@ -82,6 +82,7 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
         (token("a", "b", "x"), "api.token[0].sha256", 4, "sha256sum"),
         (token("a", "b", "0") + &token("a", "b", "1"), "api.token[1].name", 6, "own name"),
         (token("a", "b", "0") + &token("b", "b", "0"), "api.token[1].sha256", 8, "its own"),
+        (format!("[api]\nsocket = \"/{}\"\n", "s".repeat(107)), "api.socket", 2, "107 bytes"),
         ("[api\n".into(), "", 1, "TOML"),
     ];
     for (text, field, line, fix) in cases {

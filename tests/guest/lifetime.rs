@@ -1,6 +1,8 @@
 //! A microVM lives its own life: longer than the daemon, and not longer than its sandbox.
 
 use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use crate::machine::Machine;
 use world::client::PATIENT;
@@ -55,4 +57,32 @@ fn a_guest_outlives_the_daemon_is_adopted_by_the_next_and_ends_with_its_sandbox(
     let links = machine.world.taps.command("ip").args(["-o", "link"]).output().expect("ip");
     let links = String::from_utf8_lossy(&links.stdout).into_owned();
     assert!(links.contains("lo:") && !links.contains("pt1"), "{links}");
+}
+
+/// Promise 20. A guest that still boots heeds no power button, so nobody waits for it: neither who
+/// removes it nor the next daemon.
+#[test]
+fn a_guest_that_still_boots_is_gone_at_once() {
+    let world = Machine::world();
+    let name = world.machine_name();
+    let path = format!("/v1/sandboxes/{name}");
+    for killed in [false, true] {
+        let mut create = world.daemon().command(&["create", &name]);
+        create.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut creating = create.spawn().expect("run postern");
+        let pid = eventually("its process runs", PATIENT, || {
+            world.api("GET", &path, &[]).json["pid"].as_i64()
+        });
+        let began = Instant::now();
+        if killed {
+            world.daemon().kill();
+            world.daemon().start(&world.host);
+            assert_eq!(world.api("GET", &path, &[]).status, 404);
+        } else {
+            assert_eq!(world.api("DELETE", &path, &[]).status, 204);
+        }
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        eventually("the process is gone", PATIENT, || (!process(pid).exists()).then_some(()));
+        assert_ne!(creating.wait().expect("it ends").code(), Some(0));
+    }
 }

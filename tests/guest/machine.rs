@@ -21,7 +21,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn boot() -> Self {
+    /// A world that has the guest image.
+    pub(crate) fn world() -> World {
         let image = std::env::var_os("POSTERN_IMAGE").map_or_else(
             || {
                 let own = std::env::current_exe().expect("our own path");
@@ -30,7 +31,11 @@ impl Machine {
             PathBuf::from,
         );
         assert!(image.join("vmlinuz").exists(), "{} is missing: `make image`", image.display());
-        let world = World::with(&format!("[qemu]\nimage = {:?}\n", image.display().to_string()));
+        World::with(&format!("[qemu]\nimage = {:?}\n", image.display().to_string()))
+    }
+
+    pub(crate) fn boot() -> Self {
+        let world = Self::world();
         let (api, forge) = (world.site("api"), world.site("forge"));
         let policy = world.dir().join("machine.toml");
         std::fs::write(&policy, allow(&[&api, &forge])).expect("write the policy");
