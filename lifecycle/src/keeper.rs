@@ -86,9 +86,9 @@ impl Keeper {
             locked(&shared.slots).take_this(slot);
         }
         let mut journeys = Vec::new();
-        for record in records {
+        for mut record in records {
             locked(&shared.slots).take_this(record.slot);
-            let machine = reconcile::judge(&shared.hypervisors, &record).await;
+            let machine = reconcile::judge(&shared.hypervisors, &mut record).await;
             journeys.push(self.drive(record, machine).await);
         }
         for mut handle in journeys {
@@ -297,7 +297,8 @@ impl Keeper {
         }
         let policy = next(&policy)?;
         policies::check(&policy, scope)?;
-        let mut change = PolicyChange { notes: policy.notes(), ..PolicyChange::default() };
+        let mut change =
+            PolicyChange { notes: policies::notes(&policy, scope), ..PolicyChange::default() };
         let revision = writing.set(scope, policy).await?;
         change.revision = revision;
         for handle in self.under(scope) {
