@@ -219,6 +219,12 @@ impl Router {
         link::delete(&self.shared.world, slot).await
     }
 
+    /// The addresses of this host, which no guest is let to.
+    #[must_use]
+    pub fn own(&self) -> &OwnAddresses {
+        &self.shared.own
+    }
+
     /// The slots whose tap exists in the kernel, attached or not, in order.
     ///
     /// # Errors

@@ -56,7 +56,7 @@ impl Hypervisors {
             "needs the guest image, but {} is missing",
             self.image_dir.join(missing).display()
         );
-        let fix = "build it with `make image` and point `guest.image_dir` at it, or use `external`";
+        let fix = "build it with `make image` and point `qemu.image` at it, or use `external`";
         Err(Error::Invalid(Field::new("driver", "qemu", &problem, fix)))
     }
 

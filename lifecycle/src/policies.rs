@@ -179,6 +179,19 @@ impl Writing<'_> {
     }
 }
 
+/// What the writer of a policy may not expect of it, one sentence each.
+pub(crate) fn notes(policy: &Policy, scope: &Scope) -> Vec<String> {
+    let mut notes = policy.notes();
+    if scope.layer() != Layer::Sandbox && policy.default_effect() == Effect::Deny {
+        notes.push(format!(
+            "its default is deny: what this {} policy does not allow is closed in every sandbox \
+             below it, whatever the sandbox's own policy says",
+            scope.layer()
+        ));
+    }
+    notes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::class::OwnAddresses;
 use crate::compile::Compiled;
 use crate::document::{Effect, Layer};
 use crate::id::Revision;
@@ -67,10 +68,17 @@ pub struct LayerView {
     pub code: Option<Code>,
 }
 
-/// Judges a flow and tells how.
+/// Judges a flow and tells how. An address is judged as it would be when it is dialled; the addresses
+/// of a name are known only then.
 #[must_use]
-pub fn explain(compiled: &Compiled, flow: &Flow<'_>) -> Explanation {
-    let (verdict, basis) = compiled.decide(flow);
+pub fn explain(compiled: &Compiled, flow: &Flow<'_>, own: &OwnAddresses) -> Explanation {
+    let (mut verdict, basis) = compiled.decide(flow);
+    if let Verdict::Pass(permit) = &verdict
+        && let Target::Address(address) = *permit.target()
+        && let Err(denial) = compiled.judge_address(permit, address, own)
+    {
+        verdict = Verdict::Deny(denial);
+    }
     let readings = compiled.readings(flow, basis);
     let layers: Vec<LayerView> = readings.iter().flatten().map(view).collect();
     let mut sentences: Vec<String> = layers.iter().map(LayerView::sentence).collect();
@@ -115,10 +123,7 @@ impl LayerView {
             }
             (_, Some(rule), Some(Code::Rule)) => format!("The {layer} policy denies it: {rule}."),
             (_, Some(rule), Some(code)) => {
-                format!(
-                    "The {layer} policy does not let it through: {rule}, but {}.",
-                    code.meaning()
-                )
+                format!("The {layer} policy does not let it through by {rule}: {}.", code.meaning())
             }
             (_, rule, _) => {
                 let near = rule.as_deref().unwrap_or("no rule matches");

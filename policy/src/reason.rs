@@ -37,11 +37,11 @@ codes! {
     NoRule = "no-rule",
     /// a rule of the policy denies it
     Rule = "rule",
-    /// a rule allows the name or address, but not on this port or protocol
+    /// it is allowed on other ports or another protocol only
     Port = "port",
-    /// a rule allows the host, but not this request method
+    /// the host is allowed for other request methods only
     Method = "method",
-    /// a rule allows the host, but not this path
+    /// the host is allowed for other paths only
     Path = "path",
     /// the address is private, special-purpose, or belongs to this host
     PrivateAddress = "private-address",
@@ -51,7 +51,7 @@ codes! {
     BadName = "bad-name",
     /// two names of one connection differ
     NameMismatch = "name-mismatch",
-    /// what was sent cannot be read as a protocol that can be judged
+    /// what was sent does not show what the rules look at (a request inside TLS, say), or cannot be read
     Undecidable = "undecidable",
     /// the allowed name does not resolve
     Unresolvable = "unresolvable",

@@ -100,7 +100,7 @@ pub(crate) async fn explain(
 ) -> Result<Answer<Explained>, Problem> {
     let found = api.sandbox(&caller, &name)?;
     let in_force = api.0.keeper.in_force(&found.name)?;
-    question::explained(&in_force, &asked).map(Answer)
+    question::explained(&in_force, api.0.router.own(), &asked).map(Answer)
 }
 
 /// A tenant's policy.

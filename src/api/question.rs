@@ -6,13 +6,17 @@ use std::net::IpAddr;
 use http::Uri;
 use policy::explain::{Outcome, explain};
 use policy::name::{Authority, AuthorityHost};
-use policy::{Compiled, Evidence, Flow, Protocol};
+use policy::{Compiled, Evidence, Flow, OwnAddresses, Protocol};
 
 use crate::problem::Problem;
 use crate::wire::{Explained, Question, Transport};
 
 /// Judges what was asked, and tells how.
-pub(crate) fn explained(in_force: &Compiled, asked: &Question) -> Result<Explained, Problem> {
+pub(crate) fn explained(
+    in_force: &Compiled,
+    own: &OwnAddresses,
+    asked: &Question,
+) -> Result<Explained, Problem> {
     let bad = |message: &str| {
         Problem::invalid("destination", &asked.destination, message)
             .fix("write `https://host/path`, `http://host/path`, `host:port` or `address:port`")
@@ -50,7 +54,7 @@ pub(crate) fn explained(in_force: &Compiled, asked: &Question) -> Result<Explain
         }
         (Some(host), None, _) => Evidence::Pinned(std::slice::from_ref(host)),
     };
-    let told = explain(in_force, &Flow { protocol, port, destination, evidence });
+    let told = explain(in_force, &Flow { protocol, port, destination, evidence }, own);
     Ok(Explained {
         allowed: told.verdict == Outcome::Pass,
         explanation: serde_json::to_value(&told).unwrap_or_default(),
@@ -67,6 +71,7 @@ mod tests {
         let policy = Policy::from_toml(
             "[[rule]]\nallow = [\"api.example.com\"]\n[[rule]]\nallow = [\"db.example.com\"]\nports = [5432]\n\
              [[rule]]\nallow = [\"203.0.113.0/24\"]\nports = [9]\n\
+             [[rule]]\nallow = [\"0.0.0.0/0\", \"198.51.100.0/24\"]\nports = [7]\n\
              [[rule]]\nallow = [\"web.example.com\"]\nports = [80]\nmethods = [\"GET\"]\n",
         )
         .expect("valid");
@@ -77,7 +82,8 @@ mod tests {
             path: None,
             protocol: Transport::Tcp,
         };
-        explained(&compiled, &question)
+        let own = OwnAddresses::new(["198.51.100.9".parse().expect("address")]);
+        explained(&compiled, &own, &question)
     }
 
     #[test]
@@ -93,6 +99,11 @@ mod tests {
             ("db.example.com:5432", None, true),
             ("203.0.113.7:9", None, true),
             ("203.0.113.7:443", None, false),
+            ("8.8.8.8:7", None, true),
+            ("10.2.3.4:7", None, false),
+            ("127.0.0.1:7", None, false),
+            ("198.51.100.7:7", None, true),
+            ("198.51.100.9:7", None, false),
             ("http://web.example.com/", None, true),
             ("http://web.example.com/", Some("DELETE"), false),
         ] {

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use agent::Exec;
@@ -39,10 +40,20 @@ pub(crate) fn spawn(exec: &Exec) -> io::Result<Child> {
         }
     };
     command.env("HOME", &home).envs(&exec.env);
-    command.current_dir(exec.cwd.as_deref().unwrap_or(&home));
+    command.current_dir(folder(exec.cwd.as_deref(), &home)?);
     command.process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn()
+}
+
+/// Where it starts: as asked, or at home, or where nobody's home is needed.
+fn folder<'a>(asked: Option<&'a str>, home: &'a str) -> io::Result<&'a str> {
+    match asked {
+        Some(asked) if Path::new(asked).is_dir() => Ok(asked),
+        Some(asked) => Err(io::Error::other(format!("no folder {asked}"))),
+        None if Path::new(home).is_dir() => Ok(home),
+        None => Ok("/"),
+    }
 }
 
 /// The line of passwd(5) with this name.
@@ -59,6 +70,15 @@ fn find(passwd: &str, wanted: &str) -> Option<User> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_starts_where_it_is_told_or_in_a_folder_that_is_there() {
+        assert_eq!(folder(None, "/").expect("there"), "/");
+        assert_eq!(folder(None, "/nonexistent").expect("nobody"), "/");
+        assert_eq!(folder(Some("/proc"), "/").expect("there"), "/proc");
+        let missing = folder(Some("/no/such"), "/").expect_err("not there");
+        assert!(missing.to_string().contains("/no/such"));
+    }
 
     #[test]
     fn a_user_is_its_own_line_only() {

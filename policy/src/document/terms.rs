@@ -152,6 +152,9 @@ impl FromStr for Peer {
         if let Ok(address) = text.parse::<IpAddr>() {
             return net(address.into(), text);
         }
+        if text.contains("://") {
+            return Err(wrong("is a URL", "write the host name alone; a path goes under 'paths'"));
+        }
         if text.contains('/') {
             let fix = "write an address and a prefix length, as in \"203.0.113.0/24\"; a path \
                        goes under 'paths'";
@@ -166,7 +169,6 @@ impl FromStr for Peer {
                      \".example.com\" for the name too"
                 }
                 NameError::TooWide => "name the domain below it, as in \"*.example.com\"",
-                _ if text.contains("://") => "write the host name alone, without scheme",
                 _ if text.contains(':') => "write the host name alone; a port goes under 'ports'",
                 _ => "write a host name, as in \"api.example.com\"",
             };

@@ -473,7 +473,8 @@ fn an_explanation_names_each_layer_and_its_rule() {
         destination: None,
         evidence: Evidence::Tls { sni: &name, ech: false },
     };
-    let refused = serde_json::to_value(explain(&compiled, &flow(443))).expect("json");
+    let refused = serde_json::to_value(explain(&compiled, &flow(443), &OwnAddresses::default()))
+        .expect("json");
     assert_eq!(
         refused,
         serde_json::json!({
@@ -485,12 +486,12 @@ fn an_explanation_names_each_layer_and_its_rule() {
             ],
             "sentences": [
                 "The platform policy lets it through: no rule matches, and its default is allow.",
-                "The sandbox policy does not let it through: rule[0] allow \"*.ex.org\" ports 8443, but a rule allows the name or address, but not on this port or protocol.",
-                "It is refused (port): a rule allows the name or address, but not on this port or protocol.",
+                "The sandbox policy does not let it through by rule[0] allow \"*.ex.org\" ports 8443: it is allowed on other ports or another protocol only.",
+                "It is refused (port): it is allowed on other ports or another protocol only.",
             ],
         })
     );
-    let passed = explain(&compiled, &flow(8443));
+    let passed = explain(&compiled, &flow(8443), &OwnAddresses::default());
     assert_eq!(
         passed.sentences.last().map(String::as_str),
         Some("It passes to a.ex.org port 8443, TLS unopened.")

@@ -77,7 +77,7 @@ const REFUSED: &[(&str, &str, usize, &str)] = &[
     ("[[rule]]\nallow = [\"a.*.ex.org\"]", "rule[0].allow[0]", 2, "wildcard elsewhere"),
     ("[[rule]]\nallow = [\"0x7f.1\"]", "rule[0].allow[0]", 2, "is an IP address, not a name"),
     ("[[rule]]\nallow = [\"[::1]\"]", "rule[0].allow[0]", 2, "is an IP address, not a name"),
-    ("[[rule]]\nallow = [\"https://a.ex.org\"]", "rule[0].allow[0]", 2, "is not a network"),
+    ("[[rule]]\nallow = [\"https://a.ex.org\"]", "rule[0].allow[0]", 2, "is a URL"),
     ("[[rule]]\nallow = [\"a.ex.org:443\"]", "rule[0].allow[0]", 2, "a port goes under 'ports'"),
     ("[[rule]]\nallow = [\"a.ex.org/v1\"]", "rule[0].allow[0]", 2, "a path goes under 'paths'"),
     (
