@@ -21,9 +21,9 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use policy::Code;
 use policy::audit::{AuditRecord, Kind, shown};
 use policy::name::{Authority, AuthorityHost};
+use policy::{Code, canonical_path};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -222,7 +222,10 @@ impl Seen {
                 Err(_) => shown(&host),
             }
         });
-        Self { host, method: shown(head.method.as_str()), path: shown(head.uri.path()) }
+        // What was judged and is sent, where there is such a form.
+        let sent = head.uri.path();
+        let path = canonical_path(sent).map_or_else(|| shown(sent), |path| shown(&path));
+        Self { host, method: shown(head.method.as_str()), path }
     }
 
     fn note(&self, record: &mut AuditRecord) {

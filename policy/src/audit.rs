@@ -210,12 +210,17 @@ mod rfc3339 {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};
     use time::OffsetDateTime;
+    use time::format_description::BorrowedFormatItem;
     use time::format_description::well_known::Rfc3339;
+    use time::macros::format_description;
+
+    /// RFC 3339 in UTC, always as long, so that lines align and sort as text.
+    const MICROSECONDS: &[BorrowedFormatItem<'_>] =
+        format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
     pub(super) fn serialize<S: Serializer>(time: &SystemTime, s: S) -> Result<S::Ok, S::Error> {
-        let micros = OffsetDateTime::from(*time);
-        let cut = micros.replace_nanosecond(micros.microsecond() * 1000).unwrap_or(micros);
-        s.serialize_str(&cut.format(&Rfc3339).map_err(serde::ser::Error::custom)?)
+        let text = OffsetDateTime::from(*time).format(MICROSECONDS);
+        s.serialize_str(&text.map_err(serde::ser::Error::custom)?)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<SystemTime, D::Error> {
@@ -244,7 +249,7 @@ mod tests {
         let mut record = AuditRecord::new(SystemTime::UNIX_EPOCH, Kind::Connection, Outcome::Deny);
         record.code = Some(Code::NoRule);
         let json = serde_json::to_string(&record).expect("json");
-        assert!(json.contains("\"time\":\"1970-01-01T00:00:00Z\""), "{json}");
+        assert!(json.contains("\"time\":\"1970-01-01T00:00:00.000000Z\""), "{json}");
         assert_eq!(serde_json::from_str::<AuditRecord>(&json).expect("json"), record);
     }
 

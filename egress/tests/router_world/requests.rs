@@ -137,6 +137,8 @@ fn methods_and_paths_are_judged_in_the_form_that_is_sent() {
             }
         }
         assert_eq!(*asked.lock().expect("unpoisoned"), ["POST /v1/chat api.example.com"]);
+        let allow = place.record(|r| r.kind == Kind::Request).await;
+        assert_eq!(allow.path.as_deref(), Some("/v1/chat"), "what was sent");
     });
 }
 
