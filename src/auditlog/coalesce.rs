@@ -1,4 +1,6 @@
-//! Equal refusals within a second become one record with a count. Pure: time is an argument.
+//! Equal refusals within a second become one record with a count, and so do those that one sandbox
+//! provokes beyond a number of different ones: no guest fills the audit with what it makes up. Pure:
+//! time is an argument.
 //!
 //! The first is written at once, so that a follower sees it; those after it are held until the
 //! window ends. Nothing that was let through is ever held: each has its own egress port.
@@ -6,8 +8,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
-use policy::AuditRecord;
 use policy::audit::Outcome;
+use policy::{AuditRecord, SandboxName};
+
+/// Different refusals of one sandbox in a window that are told one by one.
+const EACH: usize = 50;
 
 /// The refusals of the current window, by what makes them equal.
 #[derive(Debug)]
@@ -15,6 +20,8 @@ pub(crate) struct Coalescer {
     window: Duration,
     capacity: usize,
     held: HashMap<String, Held>,
+    /// How many of them are of which sandbox.
+    of: HashMap<SandboxName, usize>,
     order: VecDeque<(Instant, String)>,
 }
 
@@ -28,12 +35,23 @@ impl Coalescer {
     /// Holds at most `capacity` different refusals, each for `window`.
     #[must_use]
     pub(crate) fn new(window: Duration, capacity: usize) -> Self {
-        Self { window, capacity, held: HashMap::new(), order: VecDeque::new() }
+        Self { window, capacity, held: HashMap::new(), of: HashMap::new(), order: VecDeque::new() }
     }
 
     /// Takes a record; hands back what is to be written now.
-    pub(crate) fn push(&mut self, record: AuditRecord, now: Instant, out: &mut Vec<AuditRecord>) {
-        let Some(key) = key(&record) else { return out.push(record) };
+    pub(crate) fn push(
+        &mut self,
+        mut record: AuditRecord,
+        now: Instant,
+        out: &mut Vec<AuditRecord>,
+    ) {
+        let Some(mut alike) = key(&record) else { return out.push(record) };
+        let told = |name| self.of.get(name).is_some_and(|told| *told >= EACH);
+        if !self.held.contains_key(&alike) && record.sandbox.as_ref().is_some_and(told) {
+            record = outline(record);
+            alike = key(&record).unwrap_or_default();
+        }
+        let key = alike;
         if let Some(held) = self.held.get_mut(&key) {
             held.repeats += record.count.unwrap_or(1);
             held.latest = record;
@@ -41,6 +59,9 @@ impl Coalescer {
         }
         if self.held.len() >= self.capacity {
             self.end_oldest(out);
+        }
+        if let Some(sandbox) = &record.sandbox {
+            *self.of.entry(sandbox.clone()).or_default() += 1;
         }
         self.order.push_back((now + self.window, key.clone()));
         self.held.insert(key, Held { latest: record.clone(), repeats: 0 });
@@ -63,12 +84,34 @@ impl Coalescer {
 
     fn end_oldest(&mut self, out: &mut Vec<AuditRecord>) {
         let ended = self.order.pop_front().and_then(|(_, key)| self.held.remove(&key));
+        let sandbox = ended.as_ref().and_then(|held| held.latest.sandbox.clone());
+        if let Some(sandbox) = sandbox
+            && let Some(told) = self.of.get_mut(&sandbox)
+        {
+            *told -= 1;
+            if *told == 0 {
+                self.of.remove(&sandbox);
+            }
+        }
         if let Some(Held { mut latest, repeats }) = ended
             && repeats > 0
         {
             latest.count = (repeats > 1).then_some(repeats);
             out.push(latest);
         }
+    }
+}
+
+/// What is kept of a refusal that is not told by itself: whose, of what kind, and why.
+fn outline(record: AuditRecord) -> AuditRecord {
+    AuditRecord {
+        sandbox: record.sandbox,
+        tenant: record.tenant,
+        incarnation: record.incarnation,
+        code: record.code,
+        count: record.count,
+        detail: Some("more different refusals than are told one by one".to_owned()),
+        ..AuditRecord::new(record.time, record.kind, record.outcome)
     }
 }
 
@@ -137,6 +180,31 @@ mod tests {
             }
         }
         assert_eq!(out.len(), 6);
+    }
+
+    #[test]
+    fn one_sandbox_cannot_fill_the_audit_with_different_refusals() {
+        let now = Instant::now();
+        let mut coalescer = Coalescer::new(Duration::from_secs(1), 4096);
+        let mut out = Vec::new();
+        let of = |sandbox: &str, path: u32| AuditRecord {
+            sandbox: Some(sandbox.parse().expect("a name")),
+            path: Some(format!("/{path}")),
+            ..refusal(1, None)
+        };
+        for path in 0..5000 {
+            coalescer.push(of("loud", path), now, &mut out);
+        }
+        coalescer.push(of("quiet", 1), now, &mut out);
+        let quiet = out.last().expect("told");
+        assert_eq!(quiet.path.as_deref(), Some("/1"));
+        coalescer.end_all(&mut out);
+        assert!(out.len() <= EACH + 3, "{}", out.len());
+        assert_eq!(total(&out), 5001);
+        assert!(coalescer.of.is_empty());
+        let later = now + Duration::from_secs(2);
+        coalescer.push(of("loud", 9), later, &mut out);
+        assert_eq!(out.last().and_then(|record| record.path.as_deref()), Some("/9"));
     }
 
     proptest! {
