@@ -135,7 +135,7 @@ mod tests {
         record.code = Some(Code::NoRule);
         record.count = Some(3);
         let line = told(&record, &Screen::new(true));
-        assert_eq!(line, "1970-01-01T00:00:00Z deny   demo gist.github.com [no-rule] x3");
+        assert_eq!(line, "1970-01-01T00:00:00.000000Z deny   demo gist.github.com [no-rule] x3");
     }
 
     #[test]
