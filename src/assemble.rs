@@ -27,7 +27,6 @@ const ADDRESSES: Duration = Duration::from_secs(5);
 pub async fn serve(config: Config) -> Result<(), Error> {
     let asked = asked_to_stop()?;
     raise_descriptors();
-    let _lock = lock(&config.state_dir)?;
     let report = doctor::serviceable(&config).await;
     for check in report.checks.iter().filter(|check| check.status == doctor::Status::Warn) {
         tracing::warn!(check = check.name, found = check.found, remedy = check.remedy, "doctor");
@@ -35,6 +34,7 @@ pub async fn serve(config: Config) -> Result<(), Error> {
     if let Some(unfit) = report.unfit() {
         return Err(Error::Unfit(unfit));
     }
+    let _lock = lock(&config.state_dir)?;
     let (trail, records) = Trail::bounded(config.audit.queue);
     let audit = AuditLog::open(&config.audit, trail.clone(), records)?;
     let served = guarded(&config, &trail, &audit, asked).await;

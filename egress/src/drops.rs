@@ -58,9 +58,9 @@ async fn bind(group: u16) -> Result<TokioSocket, Error> {
     let mut answer = Vec::with_capacity(DATAGRAM);
     socket.recv(&mut answer).await.map_err(at("read"))?;
     match NetlinkMessage::<NetfilterMessage>::deserialize(&answer).map(|answer| answer.payload) {
-        Ok(NetlinkPayload::Error(error)) if error.raw_code() != 0 => {
-            Err(at("bind the nflog group of")(error.to_io()))
-        }
+        Ok(NetlinkPayload::Error(error)) if error.raw_code() != 0 => Err(at(
+            "bind the nflog group (does another daemon use this namespace?) of",
+        )(error.to_io())),
         _ => Ok(socket),
     }
 }

@@ -41,6 +41,7 @@ impl Config {
             return Err(Problem::invalid("guests.netns", netns, "is not a name of a namespace")
                 .fix("use up to 64 letters, digits, `-`, `_` and `.`"));
         }
+        self.check_log()?;
         // Ranges: field, value, smallest, largest.
         let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         for (field, given, least, most) in [
@@ -74,6 +75,19 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// A word that is no level would be taken for a module, and silence everything else.
+    fn check_log(&self) -> Result<(), Problem> {
+        const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+        let filter = &self.log.filter;
+        let level = |part: &str| part.rsplit('=').next().unwrap_or_default().trim().to_lowercase();
+        match filter.split(',').find(|part| !LEVELS.contains(&level(part).as_str())) {
+            None => Ok(()),
+            Some(part) => Err(Problem::invalid("log.filter", part.trim(), "is not a level").fix(
+                "use off, error, warn, info, debug or trace, also per module: `info,egress=debug`",
+            )),
+        }
     }
 
     fn check_api(&self) -> Result<(), Problem> {

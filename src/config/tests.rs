@@ -57,6 +57,8 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
         ("stat_dir = \"/x\"".into(), "stat_dir", 1, "did you mean `state_dir`?"),
         ("state_dir = \"x\"".into(), "state_dir", 1, "begin it with `/`"),
         ("[dns]\ntimout = \"5s\"".into(), "dns.timout", 2, "did you mean `timeout`?"),
+        ("[log]\nfilter = \"loud\"".into(), "log.filter", 2, "off, error, warn"),
+        ("[log]\nfilter = \"info,egress=laut\"".into(), "log.filter", 2, "egress=debug"),
         ("[dns]\ntimeout = \"5\"".into(), "dns.timeout", 2, "`5s`"),
         ("[dns]\ntimeout = 5".into(), "dns.timeout", 2, "a string"),
         ("[dns]\ntimeout = \"0s\"".into(), "dns.timeout", 2, "1ms"),
