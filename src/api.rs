@@ -102,7 +102,7 @@ impl Api {
     /// The sandbox of this name, if the caller may see it; one of another tenant does not exist.
     fn sandbox(&self, caller: &caller::Caller, name: &str) -> Result<lifecycle::Sandbox, Problem> {
         let absent = || {
-            Problem::new(Kind::NotFound, "no such sandbox")
+            Problem::new(Kind::NotFound, "is no sandbox of this node")
                 .given(name)
                 .fix("`postern ls` lists those there are")
         };

@@ -83,7 +83,7 @@ pub(crate) fn check(policy: &Policy, scope: &Scope) -> Result<(), Error> {
             field: format!("rule[{at}].protocol"),
             line: None,
             value: Some("udp".to_owned()),
-            problem: "UDP is not relayed yet".to_owned(),
+            problem: "cannot be kept: UDP is not relayed yet".to_owned(),
             fix: "leave the rule out; DNS needs none".to_owned(),
         })),
     }

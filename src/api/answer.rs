@@ -34,7 +34,9 @@ impl From<lifecycle::Error> for Problem {
                 let problem = Self::invalid(field.field, "", field.problem).fix(field.fix);
                 Self { value: Some(field.value.into()), ..problem }
             }
-            E::NotFound(_) => Self::new(Kind::NotFound, "no such sandbox"),
+            E::NotFound(name) => {
+                Self::new(Kind::NotFound, "is no sandbox of this node").given(&name)
+            }
             E::Exists(name) => Self::invalid("name", name.as_str(), "is taken")
                 .fix("choose another name, or remove that sandbox")
                 .of(Kind::Conflict),

@@ -204,8 +204,9 @@ fn told(screen: &Screen, change: &Change) -> Result<(), Error> {
     screen.either(change, |change| {
         let Change { revision, sandboxes, checked, cut, notes } = change;
         let done = format!(
-            "revision {revision} is in force for {sandboxes} sandbox{}; {checked} open flows judged again, {cut} cut",
-            if *sandboxes == 1 { "" } else { "es" }
+            "revision {revision} is in force for {sandboxes} sandbox{}; {checked} open flow{} judged again, {cut} cut",
+            if *sandboxes == 1 { "" } else { "es" },
+            if *checked == 1 { "" } else { "s" }
         );
         notes.iter().fold(done, |told, note| format!("{told}\nnote: {note}"))
     })
