@@ -9,6 +9,18 @@ use policy::Slot;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Another daemon has the guests' namespace.
+    #[error("another daemon serves the network namespace {0}: give each its own")]
+    Taken(String),
+    /// The guests' namespace could not be claimed.
+    #[error("cannot claim the network namespace {netns}")]
+    Claim {
+        /// Its name.
+        netns: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The namespace could not be made, entered or set up.
     #[error("cannot {step} network namespace {netns:?}")]
     Namespace {

@@ -4,7 +4,10 @@
 //! gone. Set-up undoes itself in reverse; teardown goes on whatever fails.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -98,6 +101,7 @@ struct Shared {
     seats: Mutex<HashMap<Slot, Seat>>,
     /// One change of a slot at a time: they all meet in the same netlink sockets anyway.
     turn: Turn<()>,
+    _claim: UnixListener,
 }
 
 /// An attached slot.
@@ -123,6 +127,11 @@ impl Router {
         trail: Trail,
     ) -> Result<Self, Error> {
         let world = World::enter(&config.netns).await?;
+        let claim = world.run(claim).await?;
+        let claim = claim.map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => Error::Taken(config.netns.clone()),
+            _ => Error::Claim { netns: config.netns.clone(), source },
+        })?;
         fence::install_base(&world, config.divert_port).await?;
         let drops = drops::listen(&world, config.nflog_group).await?;
         let shared = Arc::new(Shared {
@@ -134,6 +143,7 @@ impl Router {
             pool: Pool::new(PIPES),
             seats: Mutex::default(),
             turn: Turn::default(),
+            _claim: claim,
         });
         tokio::spawn(account(Arc::downgrade(&shared), drops));
         Ok(Self { shared })
@@ -192,7 +202,7 @@ impl Router {
                 return Ok(GuestStream::new(connected.map_err(failed)?, call));
             }
         }
-        Err(failed(std::io::ErrorKind::TimedOut.into()))
+        Err(failed(io::ErrorKind::TimedOut.into()))
     }
 
     /// Judges the open connections of a slot again, by the policy in force now, and cuts those that
@@ -383,4 +393,10 @@ async fn listen(listener: TcpListener, guest: Arc<Guest>) {
         let incoming = accept::next(&listener).await;
         tokio::spawn(conn::serve(Arc::clone(&guest), incoming));
     }
+}
+
+/// Takes the calling thread's namespace for this daemon: names of this kind belong to a network
+/// namespace, and to a process for as long as it lives.
+fn claim() -> io::Result<UnixListener> {
+    UnixListener::bind_addr(&UnixAddr::from_abstract_name("postern")?)
 }

@@ -44,7 +44,7 @@ struct Land {
 /// What a test holds.
 pub(crate) struct Place {
     land: Arc<Land>,
-    start: Start,
+    pub(crate) start: Start,
     pub(crate) router: Router,
     pub(crate) policy: PolicyHandle,
     pub(crate) slot: Slot,
@@ -53,7 +53,7 @@ pub(crate) struct Place {
 }
 
 /// What a router is started with.
-struct Start {
+pub(crate) struct Start {
     netns: String,
     resolver: Resolver,
     own: OwnAddresses,
@@ -62,12 +62,16 @@ struct Start {
 
 impl Start {
     async fn router(&self) -> Router {
+        self.try_router().await.expect("a router")
+    }
+
+    pub(crate) async fn try_router(&self) -> Result<Router, egress::Error> {
         let (first_flight, idle) = (Duration::from_secs(3), Duration::from_secs(3));
         let limits = Limits { flows: 64, first_flight, idle, ..Limits::default() };
         let netns = self.netns.clone();
         let config = Config { netns, divert_port: 15_001, nflog_group: 7, limits };
         let (resolver, own) = (self.resolver.clone(), self.own.clone());
-        Router::start(config, resolver, own, self.trail.clone()).await.expect("a router")
+        Router::start(config, resolver, own, self.trail.clone()).await
     }
 }
 

@@ -89,3 +89,13 @@ fn the_next_daemon_takes_over_a_tap_that_is_up() {
         assert!(told.contains("in_pt1") && meant.contains("in_pt1"));
     });
 }
+
+#[test]
+fn a_second_daemon_in_the_same_world_is_refused_and_changes_nothing() {
+    run(RULES, async |place| {
+        let before = place.nft();
+        let refused = place.start.try_router().await.expect_err("a second one");
+        assert!(matches!(refused, egress::Error::Taken(_)), "{refused}");
+        assert_eq!(place.nft(), before);
+    });
+}
