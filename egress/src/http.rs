@@ -24,6 +24,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use policy::audit::{AuditRecord, Kind, shown};
 use policy::name::{Authority, AuthorityHost};
 use policy::{Code, canonical_path};
+use socket2::SockRef;
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -32,7 +34,7 @@ use crate::flows::Flow;
 use crate::guest::{Guest, Passed};
 use crate::http::head::{Claim, Fault};
 use crate::http::relay::{Ending, Far, Relay, Relayed};
-use crate::http::wire::Wire;
+use crate::http::wire::{Traffic, Wire};
 use crate::refuse::{self, Refusal};
 
 /// Between requests, and from the first to the last byte of a head.
@@ -85,6 +87,7 @@ pub(crate) async fn serve(
         let visit = Arc::clone(&visit);
         async move { Ok::<_, Infallible>(visit.serve(request).await) }
     });
+    let watched = watch(&stream);
     let wire = Wire::new(stream, flight);
     let traffic = wire.traffic();
     let mut conn = http1::Builder::new()
@@ -98,6 +101,7 @@ pub(crate) async fn serve(
         biased;
         _ = flow.cut() => None,
         () = traffic.quiet_for(idle) => None,
+        () = given_up(watched, &traffic, guest.limits.half_closed) => None,
         ended = &mut conn => Some(ended),
     };
     match ended {
@@ -113,6 +117,27 @@ pub(crate) async fn serve(
             guest.trail.record(record.took(begun.elapsed()));
         }
         Some(_) => {}
+    }
+}
+
+/// The guest's socket once more, to see it end while hyper waits for the far side and looks nowhere
+/// else. Dropped before the connection is over, or it would hold it open.
+fn watch(stream: &TcpStream) -> Option<TcpStream> {
+    let again = SockRef::from(stream).try_clone().ok()?;
+    TcpStream::from_std(again.into()).ok()
+}
+
+/// Returns once the guest has reset the connection; or has sent its last byte, and none has passed
+/// for `patience`.
+async fn given_up(watched: Option<TcpStream>, traffic: &Traffic, patience: Duration) {
+    let Some(stream) = watched else { return std::future::pending().await };
+    // The end of what the guest sends shows here too, what it sends does not.
+    let ended = stream.ready(Interest::PRIORITY | Interest::ERROR).await;
+    if ended.is_ok_and(|ready| !ready.is_error() && !ready.is_write_closed()) {
+        tokio::select! {
+            _ = stream.ready(Interest::ERROR) => {}
+            () = traffic.quiet_for(patience) => {}
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub struct Limits {
     pub connect: Duration,
     /// Without a byte either way, an open connection is closed.
     pub idle: Duration,
-    /// How long a connection may live after one side has said it is done.
+    /// How long a connection may be silent after one side has said it is done.
     pub half_closed: Duration,
 }
 

@@ -67,7 +67,8 @@ impl Start {
 
     pub(crate) async fn try_router(&self) -> Result<Router, egress::Error> {
         let (first_flight, idle) = (Duration::from_secs(3), Duration::from_secs(3));
-        let limits = Limits { flows: 64, first_flight, idle, ..Limits::default() };
+        let half_closed = Duration::from_secs(1);
+        let limits = Limits { flows: 64, first_flight, idle, half_closed, ..Limits::default() };
         let netns = self.netns.clone();
         let config = Config { netns, divert_port: 15_001, nflog_group: 7, limits };
         let (resolver, own) = (self.resolver.clone(), self.own.clone());

@@ -447,3 +447,40 @@ fn http_2_in_clear_is_reset() {
         assert_eq!(place.record(|r| r.kind == Kind::Connection).await.code, Some(Code::Protocol));
     });
 }
+
+#[test]
+fn a_request_the_guest_gives_up_on_does_not_wait_for_a_far_side_that_is_silent() {
+    run(RULES, async |place| {
+        let origin = place.origin(ORIGIN, 80);
+        let held = Arc::new(Mutex::new(Vec::new()));
+        let holding = Arc::clone(&held);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = origin.accept().await {
+                holding.lock().expect("unpoisoned").push(stream);
+            }
+        });
+        let meter = place.router.meter(place.slot).expect("attached");
+        let head = b"GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
+        let open = async |wanted| {
+            while meter.open() != wanted {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        for reset in [true, false] {
+            let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+            stream.write_all(head).await.expect("sent");
+            soon(open(1)).await;
+            sleep(Duration::from_millis(200)).await;
+            assert_eq!(meter.open(), 1, "it may still wait");
+            if reset {
+                let socket = socket2::SockRef::from(&stream);
+                socket.set_linger(Some(Duration::ZERO)).expect("set");
+            }
+            drop(stream);
+            let patience = if reset { 500 } else { 2500 };
+            let ended = timeout(Duration::from_millis(patience), open(0)).await;
+            assert!(ended.is_ok(), "reset: {reset}");
+        }
+        assert_eq!(held.lock().expect("unpoisoned").len(), 2, "both arrived");
+    });
+}
