@@ -23,7 +23,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use policy::audit::{AuditRecord, Kind, shown};
 use policy::name::{Authority, AuthorityHost};
-use policy::{Code, canonical_path};
+use policy::{Code, Revision, canonical_path};
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -106,14 +106,19 @@ pub(crate) async fn serve(
     };
     match ended {
         None => refuse::reset(conn.into_parts().io.into_inner().into_stream()),
-        // It has been answered with 400 already: its head could not be read.
+        // It has been answered already: its head could not be read.
         Some(Err(error)) if error.is_parse() => {
             let refusal = Refusal::because(Code::Undecidable, guest.policy.load().revision());
-            let refusal = refusal.detailed(error);
+            let refusal = refusal.detailed(&error);
             let mut record = guest.refused(Kind::Request, &refusal, destination);
             record.flow = Some(flow.id());
             record.protocol = Some("http".to_owned());
-            record.status = Some(StatusCode::BAD_REQUEST.as_u16());
+            let large = error.is_parse_too_large();
+            let status = match large {
+                true => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                false => StatusCode::BAD_REQUEST,
+            };
+            record.status = Some(status.as_u16());
             guest.trail.record(record.took(begun.elapsed()));
         }
         Some(_) => {}
@@ -185,9 +190,6 @@ impl Visit {
         };
         let head = claim.outgoing(head, self.destination.port()).map_err(fault)?;
         let mut ending = self.record(&mut passed, &far, seen)?;
-        let unreachable = |why: &dyn ToString| {
-            Refusal::because(Code::UpstreamUnreachable, revision).detailed(why.to_string())
-        };
         let request = far.request(head, body, &ending);
         let sent = far.sender.try_send_request(request).await;
         let response = match sent {
@@ -201,15 +203,16 @@ impl Visit {
                     far = self.dial(&passed).await?;
                     ending = self.record(&mut passed, &far, seen)?;
                     let request = far.request(head, body, &ending);
-                    far.sender.send_request(request).await.map_err(|why| unreachable(&why))?
+                    far.sender.send_request(request).await.map_err(|why| broken(&why, revision))?
                 }
-                _ => return Err(unreachable(failed.error()).into()),
+                _ => return Err(broken(failed.error(), revision)),
             },
         };
         self.relay.keep(far);
         let (mut head, body) = response.into_parts();
         if head.status.is_informational() {
-            return Err(unreachable(&"it switched protocols without being asked").into());
+            let refusal = Refusal::because(Code::UpstreamUnreachable, revision);
+            return Err(refusal.detailed("it switched protocols without being asked").into());
         }
         head::strip(&mut head.headers);
         head.version = Version::HTTP_11;
@@ -257,6 +260,16 @@ impl Seen {
         record.method = Some(self.method.clone());
         record.path = Some(self.path.clone());
     }
+}
+
+/// An exchange broke: by the guest's own body, which cannot be read, or at the far side.
+fn broken(error: &hyper::Error, revision: Revision) -> Refused {
+    if error.is_user() {
+        let refusal = Refusal::because(Code::Undecidable, revision);
+        let refusal = refusal.detailed("the body of the request cannot be read");
+        return Refused { refusal, status: StatusCode::BAD_REQUEST };
+    }
+    Refusal::because(Code::UpstreamUnreachable, revision).detailed(error).into()
 }
 
 impl From<Refusal> for Refused {

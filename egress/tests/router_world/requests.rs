@@ -484,3 +484,25 @@ fn a_request_the_guest_gives_up_on_does_not_wait_for_a_far_side_that_is_silent()
         assert_eq!(held.lock().expect("unpoisoned").len(), 2, "both arrived");
     });
 }
+
+#[test]
+fn a_body_that_cannot_be_read_is_the_guests_fault_and_too_large_a_head_is_told_so() {
+    run(RULES, async |place| {
+        echo(place.origin(ORIGIN, 80));
+        let head = "POST / HTTP/1.1\r\nHost: web.example.com\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let (status, head, _) = exchange(&mut stream, &format!("{head}zz\r\n")).await;
+        assert_eq!(status, 400, "{head}");
+        assert!(head.contains("postern-deny: undecidable"), "{head}");
+        let deny = place.record(|r| r.outcome == Outcome::Deny).await;
+        assert_eq!((deny.code, deny.status), (Some(Code::Undecidable), Some(400)));
+
+        let large =
+            format!("GET / HTTP/1.1\r\nHost: web.example.com\r\nx: {}\r\n\r\n", "x".repeat(70_000));
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let (status, ..) = exchange(&mut stream, &large).await;
+        assert_eq!(status, 431);
+        let deny = place.record(|r| r.outcome == Outcome::Deny).await;
+        assert_eq!(deny.status, Some(431));
+    });
+}
