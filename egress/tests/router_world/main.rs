@@ -10,6 +10,7 @@
 mod peers;
 mod place;
 mod requests;
+mod exchanges;
 mod trouble;
 
 use std::io::ErrorKind;
