@@ -7,10 +7,10 @@ use std::time::Duration;
 /// A failure of this room.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The tap could not be made, opened or removed.
+    /// The tap could not be made or opened.
     #[error("cannot {act} tap {tap}")]
     Tap {
-        /// `create`, `attach` or `delete`.
+        /// `create` or `attach`.
         act: &'static str,
         /// Its name.
         tap: String,

@@ -1,7 +1,8 @@
 //! Persistent taps named after their slot, in the network namespace of the calling thread.
 //!
-//! The only `unsafe` of this room: four ioctls of `<linux/if_tun.h>`. Never brings a tap up and
-//! never gives it an address: that is the router's, after the fence.
+//! The only `unsafe` of this room: ioctls of `<linux/if_tun.h>`. Never brings a tap up and
+//! never gives it an address, nor deletes it: that is the router's, which also takes it from whoever
+//! holds it.
 #![expect(unsafe_code, reason = "ioctl(2) on /dev/net/tun has no safe wrapper")]
 
 use std::fs::{File, OpenOptions};
@@ -74,24 +75,6 @@ pub fn attach(slot: Slot) -> Result<OwnedFd, Error> {
     let tap = slot.tap();
     let opened = existing(&tap).map(OwnedFd::from);
     opened.map_err(|source| Error::Tap { act: "attach", tap, source })
-}
-
-/// Removes the slot's tap. One that is not there is no error.
-///
-/// # Errors
-/// [`Error::Tap`]: somebody still has it open.
-pub fn delete(slot: Slot) -> Result<(), Error> {
-    let tap = slot.tap();
-    let remove = || {
-        let file = match existing(&tap) {
-            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
-            opened => opened?,
-        };
-        // SAFETY: the descriptor is open and the argument is passed by value.
-        unsafe { tunsetpersist(file.as_raw_fd(), 0) }?;
-        Ok(())
-    };
-    remove().map_err(|source| Error::Tap { act: "delete", tap: tap.clone(), source })
 }
 
 fn existing(tap: &str) -> io::Result<File> {
