@@ -9,6 +9,8 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::net::if_::if_nametoindex;
@@ -44,6 +46,10 @@ nix::ioctl_write_ptr_bad!(
 pub const VNET_HEADER: usize = HEADER.unsigned_abs() as usize;
 const HEADER: libc::c_int = 12;
 
+/// How long a tap that was closed may still be held: a process being started has copies of all our
+/// descriptors between its fork and its exec.
+const LET_GO: Duration = Duration::from_millis(200);
+
 /// Makes the slot's tap, persistent and down, and opens it: non-blocking, closed on exec, with a
 /// [`VNET_HEADER`] before each frame and no offloads until its user asks for some. `owner` may open
 /// it later without privilege.
@@ -67,14 +73,27 @@ pub fn create(slot: Slot, owner: Option<u32>) -> Result<OwnedFd, Error> {
     make().map_err(|source| Error::Tap { act: "create", tap: tap.clone(), source })
 }
 
-/// Opens the slot's existing tap, as [`create`] left it. One opener at a time.
+/// Opens the slot's existing tap, as [`create`] left it. One opener at a time; blocks for
+/// [`LET_GO`] at most while another still has it.
 ///
 /// # Errors
 /// [`Error::Tap`]: there is none, or somebody has it open.
 pub fn attach(slot: Slot) -> Result<OwnedFd, Error> {
     let tap = slot.tap();
-    let opened = existing(&tap).map(OwnedFd::from);
-    opened.map_err(|source| Error::Tap { act: "attach", tap, source })
+    let deadline = Instant::now() + LET_GO;
+    loop {
+        match existing(&tap) {
+            Err(held)
+                if held.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
+            {
+                thread::sleep(Duration::from_millis(2));
+            }
+            opened => {
+                let opened = opened.map(OwnedFd::from);
+                return opened.map_err(|source| Error::Tap { act: "attach", tap, source });
+            }
+        }
+    }
 }
 
 fn existing(tap: &str) -> io::Result<File> {

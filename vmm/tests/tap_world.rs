@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::net::if_::if_nametoindex;
@@ -39,6 +40,19 @@ fn a_tap_outlives_its_descriptor_and_is_opened_again() {
         drop(tap::attach(slot).expect("opened again"));
         ip(&["link", "delete", "pt7"]);
         assert!(tap::attach(slot).is_err(), "gone");
+    });
+}
+
+#[test]
+fn a_tap_that_a_starting_process_still_holds_is_waited_for() {
+    in_a_new_world(|slot| {
+        let held = tap::create(slot, None).expect("made");
+        let lets_go = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            drop(held);
+        });
+        tap::attach(slot).expect("free after a moment");
+        lets_go.join().expect("done");
     });
 }
 
