@@ -183,35 +183,58 @@ fn no_dependency_is_older_than_its_floor() {
 /// row says "pending".
 #[test]
 fn each_promise_has_its_test_or_says_pending() {
-    let text = fs::read_to_string(root().join("docs/promises.md")).unwrap();
-    let mut shown: BTreeSet<u32> = BTreeSet::new();
-    for (_, text) in all_rust_files() {
-        for line in text.lines().map(str::trim_start).filter(|line| line.starts_with("///")) {
-            for (at, word) in line.match_indices("Promise") {
-                let list = &line[at + word.len()..];
-                let list = list.trim_start_matches('s');
-                let list = list.split('.').next().unwrap_or("");
-                shown.extend(
-                    list.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u32>().ok()),
-                );
-            }
-        }
-    }
-    let (mut promised, mut wrong) = (BTreeSet::new(), Vec::new());
+    holds("docs/promises.md", "Promise", &["pending"]);
+}
+
+/// The same for docs/attacks.md and `Attack ID.`
+#[test]
+fn each_attack_has_its_test_or_says_why_not() {
+    holds("docs/attacks.md", "Attack", &["pending", "later: ", "not here: "]);
+}
+
+/// Holds a table whose rows open with an id, and end with what shows them, to the doc comments that
+/// cite those ids after `word`; a row that ends with one of `excuses` has no test.
+fn holds(table: &str, word: &str, excuses: &[&str]) {
+    let text = fs::read_to_string(root().join(table)).unwrap();
+    let shown = cited(word);
+    let (mut listed, mut wrong) = (BTreeSet::new(), Vec::new());
     for row in text.lines().filter(|line| line.starts_with("| ")) {
         let mut cells = row.trim_matches('|').split('|').map(str::trim);
-        let Some(number) = cells.next().and_then(|cell| cell.parse::<u32>().ok()) else { continue };
-        assert!(promised.insert(number), "promise {number} stands twice");
-        let pending = cells.next_back().is_some_and(|cell| cell.starts_with("pending"));
-        match (pending, shown.contains(&number)) {
-            (false, false) => wrong.push(format!("promise {number} has no test")),
-            (true, true) => wrong.push(format!("promise {number} has a test: not pending")),
+        let Some(id) = cells.next().filter(|id| is_id(id)) else { continue };
+        assert!(listed.insert(id.to_owned()), "{table}: {id} stands twice");
+        let last = cells.next_back().unwrap_or_default();
+        let excused = excuses.iter().any(|excuse| last.starts_with(excuse));
+        match (excused, shown.contains(id)) {
+            (false, false) => wrong.push(format!("{word} {id} has no test")),
+            (true, true) => wrong.push(format!("{word} {id} has a test: it is not `{last}`")),
             _ => {}
         }
     }
-    assert!(!promised.is_empty());
-    wrong.extend(shown.difference(&promised).map(|n| format!("nobody made promise {n}")));
+    assert!(!listed.is_empty(), "{table} has no rows");
+    wrong.extend(shown.difference(&listed).map(|id| format!("{table} has no {id}")));
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// The ids that doc comments name after `word` or its plural, up to the next full stop or colon.
+fn cited(word: &str) -> BTreeSet<String> {
+    let mut ids = BTreeSet::new();
+    for (_, text) in all_rust_files() {
+        for line in text.lines().map(str::trim_start).filter(|line| line.starts_with("///")) {
+            for (at, _) in line.match_indices(word) {
+                let list = line[at + word.len()..].trim_start_matches('s');
+                let list = list.split(['.', ':']).next().unwrap_or_default();
+                let words = list.split(|c: char| !c.is_ascii_alphanumeric());
+                ids.extend(words.filter(|id| is_id(id)).map(str::to_owned));
+            }
+        }
+    }
+    ids
+}
+
+/// `12` or `A01`.
+fn is_id(word: &str) -> bool {
+    let digits = word.strip_prefix(|c: char| c.is_ascii_uppercase()).unwrap_or(word);
+    !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
 #[test]
