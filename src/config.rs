@@ -122,6 +122,10 @@ section! {
         sandboxes: u16 = 1_024,
         /// Open connections of one sandbox.
         flows: usize = 1_024,
+        /// Frames a second that one sandbox may send, and a tenth of it at once; more are dropped.
+        packets: u32 = 100_000,
+        /// Bytes a second that one sandbox may send, likewise; 0: as many as it can.
+        bandwidth: Size = Size(0),
         /// How long a slot stays empty after use.
         slot_rest: Span = Span::seconds(60),
     }
@@ -258,7 +262,12 @@ impl Config {
             netns: self.guests.netns.clone(),
             divert_port: self.guests.divert_port,
             nflog_group: self.guests.nflog_group,
-            limits: egress::Limits { flows: self.guests.flows, ..egress::Limits::default() },
+            limits: egress::Limits {
+                flows: self.guests.flows,
+                packets: self.guests.packets,
+                bytes: (self.guests.bandwidth > Size(0)).then_some(self.guests.bandwidth.0),
+                ..egress::Limits::default()
+            },
         }
     }
 

@@ -7,6 +7,10 @@ use std::time::Duration;
 pub struct Limits {
     /// Open connections a sandbox may have; over it they are reset with code `limit`.
     pub flows: usize,
+    /// Frames a second that a guest may send; more are dropped at its tap. A tenth of it at once.
+    pub packets: u32,
+    /// Bytes a second that a guest may send, in frames with their headers; none: as many as it can.
+    pub bytes: Option<u64>,
     /// From accept to the last byte that is needed to judge.
     pub first_flight: Duration,
     /// For one address to answer our SYN.
@@ -21,6 +25,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             flows: 1024,
+            packets: 100_000,
+            bytes: None,
             first_flight: Duration::from_secs(10),
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(3600),

@@ -359,7 +359,8 @@ impl Shared {
     }
 
     fn fence(&self) -> SlotFence {
-        SlotFence::new(self.config.nflog_group)
+        let Limits { packets, bytes, .. } = self.config.limits;
+        SlotFence { packets, bytes, ..SlotFence::new(self.config.nflog_group) }
     }
 
     fn seats(&self) -> MutexGuard<'_, HashMap<Slot, Seat>> {

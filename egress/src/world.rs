@@ -30,6 +30,8 @@ use crate::error::Error;
 pub const MARK: u32 = 1;
 /// Mark of packets that a slot's fence refuses and the base answers.
 pub const REFUSED: u32 = 2;
+/// Mark of frames beyond what their guest may send; they go no further.
+pub const EXCESS: u32 = 3;
 const PREFERENCE: u32 = 100;
 const TABLE: u32 = 100;
 

@@ -49,6 +49,8 @@ impl Config {
             ("guests.nflog_group", u64::from(self.guests.nflog_group), 1, 65_535),
             ("guests.sandboxes", u64::from(self.guests.sandboxes), 1, u64::from(policy::Slot::MAX)),
             ("guests.flows", wide(self.guests.flows), 1, 1 << 20),
+            ("guests.packets", u64::from(self.guests.packets), 100, 10_000_000),
+            ("guests.bandwidth", self.guests.bandwidth.0, 0, 8 << 30),
             ("api.connections", wide(self.api.connections), 1, 1 << 16),
             ("dns.attempts", wide(self.dns.attempts), 1, 10),
             ("dns.cache_entries", self.dns.cache_entries, 1, 1 << 24),

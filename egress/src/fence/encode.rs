@@ -102,13 +102,8 @@ fn put_expr(list: &mut Attributes, expr: &Expr) {
                 lookup.number(5, u32::from(!inside));
             });
         }
-        Expr::Limit { rate, burst } => one(list, "limit", |limit| {
-            limit.put(1, &u64::from(*rate).to_be_bytes());
-            limit.put(2, &1_u64.to_be_bytes());
-            limit.number(3, *burst);
-            limit.number(4, 0);
-            limit.number(5, 0);
-        }),
+        Expr::Limit { rate, burst } => bucket(list, u64::from(*rate), *burst, false, false),
+        Expr::Over { rate, burst, bytes } => bucket(list, *rate, *burst, *bytes, true),
         Expr::Counter => one(list, "counter", |counter| {
             counter.put(1, &[0; 8]);
             counter.put(2, &[0; 8]);
@@ -175,6 +170,17 @@ fn put_place(payload: &mut Attributes, field: &Field, len: usize) {
         payload.number(3, offset);
         payload.number(4, u32::try_from(len).unwrap_or(u32::MAX));
     }
+}
+
+/// At most this much a second, of packets or bytes, or more than it.
+fn bucket(list: &mut Attributes, rate: u64, burst: u32, bytes: bool, over: bool) {
+    one(list, "limit", |limit| {
+        limit.put(1, &rate.to_be_bytes());
+        limit.put(2, &1_u64.to_be_bytes());
+        limit.number(3, burst);
+        limit.number(4, u32::from(bytes));
+        limit.number(5, u32::from(over));
+    });
 }
 
 fn immediate(list: &mut Attributes, register: u32, value: &[u8]) {

@@ -13,7 +13,7 @@ use crate::fence::reason::Reason;
 use crate::fence::rule::{
     Chain, Expr, Family, Hook, Point, Rule, Ruleset, Set, Table, TableId, is, is_not, masked,
 };
-use crate::world::{MARK, REFUSED};
+use crate::world::{EXCESS, MARK, REFUSED};
 
 const TABLE: &str = "postern";
 /// The kernel checks a whole table whenever a rule of it changes, about 0.008 ms for each slot in it;
@@ -29,6 +29,9 @@ const SAMPLES: Expr = Expr::Limit { rate: 10, burst: 20 };
 /// Offset of the checksum in an IPv4 header, and of the quoted header's in an ICMP error.
 const IP_CHECKSUM: u32 = 10;
 const QUOTED_CHECKSUM: u32 = 18;
+/// A budget that its guest's first frames, or its largest one, exceed would be none.
+const LEAST_AT_ONCE: u32 = 10;
+const LARGEST_FRAME: u32 = 1 << 18;
 /// Before connection tracking and whatever else an operator may hang on a device.
 const FIRST: i32 = -300;
 const MANGLE: i32 = -150;
@@ -42,13 +45,28 @@ pub struct SlotFence {
     pub syn_rate: u32,
     /// New TCP connections at once.
     pub syn_burst: u32,
+    /// Frames a second, whatever they are, and a tenth of that at once.
+    pub packets: u32,
+    /// Bytes a second, and a tenth of that at once; none: as many as it can.
+    pub bytes: Option<u64>,
 }
 
 impl SlotFence {
-    /// 200 new connections a second, 400 at once.
+    /// 200 new connections a second, 400 at once, and 100,000 frames a second of any length.
     #[must_use]
     pub fn new(nflog_group: u16) -> Self {
-        Self { nflog_group, syn_rate: 200, syn_burst: 400 }
+        Self { nflog_group, syn_rate: 200, syn_burst: 400, packets: 100_000, bytes: None }
+    }
+
+    /// What is more than a guest may send; the cheapest question comes before all others.
+    fn excess(&self) -> impl Iterator<Item = Rule> {
+        let packets = u64::from(self.packets);
+        let budgets = [(packets, LEAST_AT_ONCE, false)];
+        let bytes = self.bytes.map(|bytes| (bytes, LARGEST_FRAME, true));
+        budgets.into_iter().chain(bytes).map(|(rate, least, bytes)| {
+            let burst = u32::try_from(rate / 10).unwrap_or(u32::MAX).max(least);
+            Rule::new([Expr::Over { rate, burst, bytes }, Expr::Mark(EXCESS)])
+        })
     }
 }
 
@@ -181,7 +199,10 @@ fn in_rules(slot: Slot, fence: &SlotFence, guest: String) -> Vec<Rule> {
     let why = |reason, matched: &[Expr]| refusal(slot, fence, reason, matched, &[Expr::Drop]);
     let plain_header = [0x45];
     let to_nowhere = || Expr::In { field: IP_DADDR, set: NOWHERE, inside: true };
-    let mut rules = vec![
+    // One bucket each: what it finds is marked, so that counter and samples are of the same frames.
+    let excess = why(Reason::Rate, &[is(META_MARK, EXCESS.to_ne_bytes())]);
+    let mut rules: Vec<Rule> = fence.excess().chain(excess).collect();
+    rules.extend([
         Rule::new([
             ethernet(),
             is(ETHER_TYPE, ETHERTYPE_IP),
@@ -195,7 +216,7 @@ fn in_rules(slot: Slot, fence: &SlotFence, guest: String) -> Vec<Rule> {
         ]),
         arp_request(GATEWAY_MAC),
         arp_request([0xff; 6]),
-    ];
+    ]);
     let named = [
         why(Reason::Spoof, &[ethernet(), is_not(ETHER_SADDR, GUEST_MAC)]),
         why(Reason::Arp, &[ethernet(), is(ETHER_TYPE, ETHERTYPE_ARP)]),

@@ -122,6 +122,12 @@ impl Display for Expr {
             Self::Limit { rate, burst } => {
                 write!(f, "limit rate {rate}/second burst {burst} packets")
             }
+            Self::Over { rate, burst, bytes: false } => {
+                write!(f, "limit rate over {rate}/second burst {burst} packets")
+            }
+            Self::Over { rate, burst, bytes: true } => {
+                write!(f, "limit rate over {rate} bytes/second burst {burst} bytes")
+            }
             Self::Counter => f.write_str("counter"),
             Self::Log { group, snaplen, prefix } => {
                 write!(f, "log prefix \"{prefix}\" group {group} snaplen {snaplen}")

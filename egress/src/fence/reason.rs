@@ -49,6 +49,8 @@ reasons! {
     Protocol = "protocol" => Protocol,
     /// More new connections a second than a guest may open.
     SynRate = "syn-rate" => Limit,
+    /// More frames, or bytes, a second than a guest may send.
+    Rate = "rate" => Limit,
     /// UDP to port 443: answered with ICMP, so that clients fall back to TCP.
     Quic = "quic" => Quic,
     /// UDP to any other port but DNS: answered with ICMP.

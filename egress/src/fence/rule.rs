@@ -126,6 +126,15 @@ pub enum Expr {
         /// Packets at once.
         burst: u32,
     },
+    /// More often than this.
+    Over {
+        /// Packets, or bytes, a second.
+        rate: u64,
+        /// How many at once.
+        burst: u32,
+        /// What is meant is bytes.
+        bytes: bool,
+    },
     /// Counts packets and bytes.
     Counter,
     /// Hands the first bytes of the packet to who listens to this group.

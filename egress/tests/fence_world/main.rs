@@ -6,6 +6,7 @@
     reason = "a test ends where the world is not as it must be"
 )]
 
+mod budget;
 mod frames;
 mod wire;
 
@@ -285,7 +286,10 @@ async fn every_refusal_is_counted_exactly_under_its_reason() {
     }
     control(&mut wire);
     let untried: Vec<_> = expected.iter().filter(|(_, count)| **count == 0).collect();
-    assert_eq!(untried, [(&"stray", &0), (&"syn-rate", &0)].into_iter().collect::<Vec<_>>());
+    assert_eq!(
+        untried,
+        [(&"rate", &0), (&"stray", &0), (&"syn-rate", &0)].into_iter().collect::<Vec<_>>()
+    );
 }
 
 #[tokio::test]
