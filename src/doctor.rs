@@ -4,6 +4,8 @@
 
 mod checks;
 
+use std::os::unix::fs::DirBuilderExt;
+
 use serde::Serialize;
 
 use crate::config::Config;
@@ -74,7 +76,7 @@ impl Report {
     }
 }
 
-/// Makes every check.
+/// Makes every check. Nothing on this host is changed.
 pub async fn examine(config: &Config) -> Report {
     let mut checks = essential(config).await;
     checks.extend(checks::machine(config).await);
@@ -82,8 +84,13 @@ pub async fn examine(config: &Config) -> Report {
     report(checks)
 }
 
-/// Makes only the checks whose failure keeps the daemon from serving: fast, and asks nobody.
+/// Makes only the checks whose failure keeps the daemon from serving: fast, and asks nobody. For the
+/// daemon itself: the folders it will write to are made first.
 pub async fn serviceable(config: &Config) -> Report {
+    for dir in [&config.state_dir, &config.audit.dir] {
+        // What it will hold is not for everybody on the host. A failure shows in the checks.
+        let _ = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
+    }
     report(essential(config).await)
 }
 
@@ -113,6 +120,19 @@ mod tests {
             let mode = std::fs::metadata(made).expect("made").permissions().mode();
             assert_eq!(mode & 0o007, 0, "{}: {mode:o}", made.display());
         }
+    }
+
+    #[tokio::test]
+    async fn to_examine_makes_nothing_and_foretells_what_serving_will_make() {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut config = Config { state_dir: dir.path().join("a/state"), ..Config::default() };
+        config.audit.dir = "/dev/null/audit".into();
+        let report = report(essential(&config).await);
+        assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
+        let of = |name: &str| report.checks.iter().find(|check| check.name == name).expect(name);
+        assert_eq!(of("state").status, Status::Ok, "{:?}", of("state"));
+        assert!(of("state").found.contains("will be made"), "{:?}", of("state"));
+        assert_eq!(of("audit").status, Status::Fail, "{:?}", of("audit"));
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 //! A variant says what was being done and to what; the cause is its source.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::problem::{Kind, Problem};
 
@@ -14,6 +14,15 @@ pub enum Error {
     /// The configuration was refused.
     #[error("the configuration {path} is refused")]
     Config {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<Problem>,
+    },
+    /// A policy in a file was refused.
+    #[error("the policy {path} is refused")]
+    Policy {
         /// The file.
         path: PathBuf,
         /// Why.
@@ -119,7 +128,7 @@ impl Error {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Config { .. } => 2,
+            Self::Config { .. } | Self::Policy { .. } => 2,
             Self::Refused(problem) => match problem.code {
                 Kind::Invalid => 2,
                 Kind::NotFound => 3,
@@ -134,6 +143,17 @@ impl Error {
 impl From<Problem> for Error {
     fn from(problem: Problem) -> Self {
         Self::Refused(Box::new(problem))
+    }
+}
+
+/// A refusal that names a line, with the file that the line is in.
+#[must_use]
+pub fn in_file(error: Error, path: &Path) -> Error {
+    match error {
+        Error::Refused(source) if source.line.is_some() && source.code == Kind::Invalid => {
+            Error::Policy { path: path.to_owned(), source }
+        }
+        other => other,
     }
 }
 

@@ -102,7 +102,7 @@ fn described(path: &Path, message: &str, given: Option<String>) -> Problem {
         (message.starts_with("invalid "), message.split_once(", expected "))
     {
         return Problem::invalid(field, &given, "is not of the right kind")
-            .fix(format!("write {expected}"));
+            .fix(format!("write {}", plain(expected)));
     }
     let (problem, fix) = match message {
         "invalid socket address syntax" => {
@@ -117,6 +117,27 @@ fn described(path: &Path, message: &str, given: Option<String>) -> Problem {
     // Our types quote what they got; the value is told apart here.
     let problem = problem.rsplit_once("\" ").map_or(problem, |(_, said)| said);
     Problem::invalid(field, &given, problem).fix(fix)
+}
+
+/// What serde expected, in words for who does not read Rust.
+fn plain(expected: &str) -> &str {
+    match expected {
+        "u8" => "a whole number from 0 to 255",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number, 0 or more",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "a boolean" => "true or false",
+        "a string" | "a borrowed string" | "path string" => "a string in quotes",
+        "a sequence" => "a list: [ ... ]",
+        "a map" => "a table of keys and values",
+        other if other.starts_with("struct ") => "a table of keys and values",
+        other if other.starts_with("socket address") => {
+            "an address with a port, as in `192.0.2.53:53`"
+        }
+        other if other.starts_with("IP address") => "an address, as in `192.0.2.1`",
+        other => other,
+    }
 }
 
 fn shown_path(path: &Path) -> String {
@@ -206,7 +227,14 @@ mod tests {
                 "prt",
                 "`port`",
             ),
-            ("{\"name\":\"a\",\"inner\":[{\"port\":\"x\"}]}", "inner[0].port", Some(1), "x", "u16"),
+            (
+                "{\"name\":\"a\",\"inner\":[{\"port\":\"x\"}]}",
+                "inner[0].port",
+                Some(1),
+                "x",
+                "write a whole number from 0 to 65535",
+            ),
+            ("{\"name\":\"a\",\"inner\":7}", "inner", Some(1), "7", "write a list"),
             ("{\"inner\":[]}", "name", Some(1), "", "add `name`"),
             ("{\"name\":\"a\"} 1", "", Some(1), "", "one JSON value"),
         ];
@@ -227,7 +255,13 @@ mod tests {
                 "prt",
                 "`port`",
             ),
-            ("name = \"a\"\n[[inner]]\nport = 70000", "inner[0].port", Some(3), "70000", "u16"),
+            (
+                "name = \"a\"\n[[inner]]\nport = 70000",
+                "inner[0].port",
+                Some(3),
+                "70000",
+                "write a whole number from 0 to 65535",
+            ),
             ("name = ", "", Some(1), "", "TOML"),
         ];
         for (text, field, line, value, fix) in cases {

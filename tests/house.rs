@@ -238,6 +238,14 @@ fn is_id(word: &str) -> bool {
 }
 
 #[test]
+fn the_unit_names_documents_that_the_guide_installs() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let (unit, guide) = (read("deploy/postern.service"), read("docs/operator.md"));
+    let named = unit.lines().find_map(|line| line.strip_prefix("Documentation=file://")).unwrap();
+    assert!(guide.lines().any(|line| line.starts_with("install ") && line.ends_with(named)));
+}
+
+#[test]
 fn every_test_target_is_run_by_the_makefile() {
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
     let named: BTreeSet<&str> = makefile

@@ -174,7 +174,7 @@ impl Acts {
         let greeted = timeout(deadline, async {
             loop {
                 if !self.is_running(record) {
-                    return Err("the microVM ended while booting; see its console.log".to_owned());
+                    return Err("the microVM ended while booting".to_owned());
                 }
                 match hello(&self.router, record).await {
                     Ok(_stream) => return Ok(()),
@@ -183,9 +183,19 @@ impl Acts {
                 sleep(AGAIN).await;
             }
         });
-        match greeted.await {
-            Ok(greeted) => Ok(greeted?),
-            Err(_) => Err(format!("its agent did not answer within {deadline:?}").into()),
+        let problem = match greeted.await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(problem)) => problem,
+            Err(_) => format!(
+                "its agent did not answer within {deadline:?}; if it only boots slowly, as under \
+                 emulation, raise `qemu.boot_timeout`"
+            ),
+        };
+        // Its log goes with a creation that is undone.
+        let console = record.process.as_ref().map(vmm::Process::console_end).unwrap_or_default();
+        match console.as_str() {
+            "" => Err(format!("{problem}; its console is empty").into()),
+            console => Err(format!("{problem}; its console ends: {console}").into()),
         }
     }
 

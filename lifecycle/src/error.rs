@@ -9,7 +9,7 @@ use policy::{PolicyError, Revision, SandboxName};
 /// A field of a request that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its path in the request, e.g. `memory_mib`.
+    /// Its path in the request, e.g. `memory`.
     pub field: String,
     /// What was given, shortened to 60 characters.
     pub value: String,

@@ -297,8 +297,8 @@ impl Keeper {
         }
         let policy = next(&policy)?;
         policies::check(&policy, scope)?;
-        let mut change =
-            PolicyChange { notes: policies::notes(&policy, scope), ..PolicyChange::default() };
+        let notes = policies::notes(&policy, scope, shared.router.own());
+        let mut change = PolicyChange { notes, ..PolicyChange::default() };
         let revision = writing.set(scope, policy).await?;
         change.revision = revision;
         for handle in self.under(scope) {

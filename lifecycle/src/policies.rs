@@ -6,7 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use policy::document::{Effect, Rule};
-use policy::{Compiled, Layer, Policy, PolicyError, Protocol, Revision, SandboxName, TenantName};
+use policy::{Compiled, Layer, OwnAddresses, Peer, Policy, PolicyError, Protocol};
+use policy::{Revision, SandboxName, TenantName};
 use serde::Serialize;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -179,9 +180,19 @@ impl Writing<'_> {
     }
 }
 
-/// What the writer of a policy may not expect of it, one sentence each.
-pub(crate) fn notes(policy: &Policy, scope: &Scope) -> Vec<String> {
+/// What the writer of a policy may not expect of it, one sentence each. `own` are the addresses of
+/// this host.
+pub(crate) fn notes(policy: &Policy, scope: &Scope, own: &OwnAddresses) -> Vec<String> {
     let mut notes = policy.notes();
+    for (at, rule) in policy.rules().iter().enumerate() {
+        let shut = rule.effect == Effect::Allow;
+        for peer in rule.peers.iter().filter(|peer| shut && is_this_host(peer, own)) {
+            notes.push(format!(
+                "rule[{at}] allows {peer}, which stays closed: loopback and the addresses of this \
+                 host are refused whatever a rule says"
+            ));
+        }
+    }
     if scope.layer() != Layer::Sandbox && policy.default_effect() == Effect::Deny {
         notes.push(format!(
             "its default is deny: what this {} policy does not allow is closed in every sandbox \
@@ -192,9 +203,44 @@ pub(crate) fn notes(policy: &Policy, scope: &Scope) -> Vec<String> {
     notes
 }
 
+/// Whether a rule for this peer can only mean the host itself, which no rule opens.
+fn is_this_host(peer: &Peer, own: &OwnAddresses) -> bool {
+    match peer {
+        Peer::Net(net) => {
+            let address = net.network();
+            let one = net.prefix_len() == net.max_prefix_len();
+            address.is_loopback() || (one && (address.is_unspecified() || own.contains(address)))
+        }
+        // RFC 6761 section 6.3.
+        Peer::Name(pattern) => {
+            let name = pattern.to_string();
+            name == "localhost" || name.ends_with(".localhost")
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rule_that_can_only_mean_this_host_is_noted() {
+        let scope = Scope::Sandbox("demo".parse().unwrap());
+        let own = OwnAddresses::new(["203.0.113.9".parse().unwrap()]);
+        let noted = |peer: &str| {
+            let policy = Policy::from_toml(&format!("[[rule]]\nallow = [\"{peer}\"]\n")).unwrap();
+            notes(&policy, &scope, &own)
+        };
+        for peer in ["127.0.0.1", "127.0.0.0/8", "::1", "203.0.113.9", "localhost", "0.0.0.0"] {
+            let notes = noted(peer);
+            assert!(notes[0].contains(&format!("rule[0] allows {peer}")), "{peer}: {notes:?}");
+        }
+        for peer in ["203.0.113.8", "203.0.113.0/24", "0.0.0.0/0", "10.0.0.0/8", "example.com"] {
+            assert_eq!(noted(peer), [""; 0], "{peer}");
+        }
+        let deny = Policy::from_toml("[[rule]]\ndeny = [\"127.0.0.1\"]\n").unwrap();
+        assert_eq!(notes(&deny, &scope, &own), [""; 0]);
+    }
 
     #[test]
     fn a_rule_that_nothing_here_could_keep_is_refused_with_its_field() {

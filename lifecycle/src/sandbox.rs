@@ -45,8 +45,8 @@ impl CreateSpec {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !Self::MEMORY_MIB.contains(&self.memory_mib) {
-            let fix = "give 128 to 65536 (MiB)";
-            let field = Field::new("memory_mib", self.memory_mib, "is out of range", fix);
+            let given = format!("{}M", self.memory_mib);
+            let field = Field::new("memory", given, "is out of range", "give 128M to 64G");
             return Err(Error::Invalid(field));
         }
         if !Self::VCPUS.contains(&self.vcpus) {

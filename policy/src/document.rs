@@ -95,6 +95,19 @@ impl Policy {
         read::policy(&source).map_err(|error| error.located(&source))
     }
 
+    /// The line, from 1, on which a field such as `rule[2].always` stands in a TOML document: for what
+    /// is refused after it was read.
+    #[must_use]
+    pub fn line_in_toml(text: &str, field: &str) -> Option<usize> {
+        source::toml(text).ok()?.line_of(field)
+    }
+
+    /// The same in a JSON document.
+    #[must_use]
+    pub fn line_in_json(text: &str, field: &str) -> Option<usize> {
+        source::json(text).ok()?.line_of(field)
+    }
+
     /// What happens to a flow that no rule matches.
     #[must_use]
     pub fn default_effect(&self) -> Effect {

@@ -29,7 +29,26 @@ pub(crate) struct Named(pub(crate) String);
 
 /// A policy, as TOML or JSON by its content type.
 #[derive(Debug)]
-pub(crate) struct Document(pub(crate) Policy);
+pub(crate) struct Document {
+    pub(crate) policy: Policy,
+    format: ContentType,
+    text: String,
+}
+
+impl Document {
+    /// A refusal of the policy, with the line of its field in this document.
+    pub(crate) fn located(&self, problem: Problem) -> Problem {
+        let line =
+            problem.field.as_deref().filter(|field| field.starts_with("rule[")).and_then(|field| {
+                match self.format {
+                    ContentType::Json => Policy::line_in_json(&self.text, field),
+                    ContentType::Toml => Policy::line_in_toml(&self.text, field),
+                }
+            });
+        let line = problem.line.or(line);
+        problem.at(line)
+    }
+}
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
@@ -64,10 +83,12 @@ impl<S: Send + Sync> FromRequest<S> for Document {
             ContentType::Json => Policy::from_json(&text),
             ContentType::Toml => Policy::from_toml(&text),
         };
-        policy.map(Self).map_err(Problem::from)
+        let policy = policy.map_err(Problem::from)?;
+        Ok(Self { policy, format, text })
     }
 }
 
+#[derive(Clone, Copy, Debug)]
 enum ContentType {
     Json,
     Toml,

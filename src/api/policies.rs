@@ -54,9 +54,9 @@ pub(crate) async fn set_of_sandbox(
     caller: Caller,
     Named(name): Named,
     headers: HeaderMap,
-    Document(policy): Document,
+    document: Document,
 ) -> Result<Answer<Change>, Problem> {
-    api.set(&api.scope_of(&caller, &name)?, &caller, &headers, policy).await
+    api.set(&api.scope_of(&caller, &name)?, &caller, &headers, document).await
 }
 
 /// Adds one rule to a sandbox's own policy.
@@ -139,9 +139,9 @@ pub(crate) async fn set_of_tenant(
     caller: Caller,
     Named(tenant): Named,
     headers: HeaderMap,
-    Document(policy): Document,
+    document: Document,
 ) -> Result<Answer<Change>, Problem> {
-    api.set(&tenant_scope(&caller, &tenant)?, &caller, &headers, policy).await
+    api.set(&tenant_scope(&caller, &tenant)?, &caller, &headers, document).await
 }
 
 /// Adds one rule to a tenant's policy.
@@ -200,9 +200,9 @@ pub(crate) async fn set_of_platform(
     State(api): State<Api>,
     caller: Caller,
     headers: HeaderMap,
-    Document(policy): Document,
+    document: Document,
 ) -> Result<Answer<Change>, Problem> {
-    api.set(&platform_scope(&caller)?, &caller, &headers, policy).await
+    api.set(&platform_scope(&caller)?, &caller, &headers, document).await
 }
 
 /// Adds one rule to the platform's policy. Only over the unix socket.
@@ -244,11 +244,14 @@ impl Api {
         scope: &Scope,
         caller: &Caller,
         headers: &HeaderMap,
-        policy: Policy,
+        document: Document,
     ) -> Result<Answer<Change>, Problem> {
         let expected = if_match(headers)?;
+        let policy = document.policy.clone();
         let change = self.0.keeper.set_policy(scope, policy, expected, &caller.actor()).await;
-        change.map(|change| Answer(shown(change))).map_err(|error| caller.told(error))
+        change
+            .map(|change| Answer(shown(change)))
+            .map_err(|error| document.located(caller.told(error)))
     }
 
     async fn add(

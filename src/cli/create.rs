@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use http::{HeaderMap, Method};
 use indicatif::{ProgressBar, ProgressStyle};
-use policy::{Policy, SandboxName, TenantName};
+use policy::{Layer, Policy, SandboxName, TenantName};
 use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::cli::screen::Screen;
 use crate::client::{Client, Content};
-use crate::error::Error;
+use crate::error::{Error, in_file};
 use crate::problem::Problem;
 use crate::units::Size;
 use crate::wire::{self, Driver, Sandbox, Step};
@@ -77,7 +77,17 @@ impl Create {
                 let text = crate::cli::policy::read(path)?;
                 let json = crate::cli::policy::is_json(path);
                 let read = if json { Policy::from_json(&text) } else { Policy::from_toml(&text) };
-                read.map_err(Problem::from)?.to_json()
+                let policy = read.map_err(Problem::from).and_then(|policy| {
+                    policy.check_layer(Layer::Sandbox).map_err(|refused| {
+                        let line = match json {
+                            true => Policy::line_in_json(&text, &refused.field),
+                            false => Policy::line_in_toml(&text, &refused.field),
+                        };
+                        Problem::from(refused).at(line)
+                    })?;
+                    Ok(policy)
+                });
+                policy.map_err(|problem| in_file(problem.into(), path))?.to_json()
             }
             None if self.allow.is_empty() => return Ok(None),
             None => json!({ "rule": [{ "allow": self.allow }] }),

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::screen::Screen;
 use crate::client::{Client, Content};
-use crate::error::Error;
+use crate::error::{Error, in_file};
 use crate::wire::{Change, Explained, Question, TOML, Transport};
 
 /// The exit code of `explain` for a flow that would not pass.
@@ -108,6 +108,17 @@ impl FromStr for Scope {
     }
 }
 
+impl Scope {
+    /// What it means that no policy of this scope was ever written.
+    const fn unset(&self) -> &'static str {
+        match self {
+            Self::Platform => "the platform has no say, tenants and sandboxes decide",
+            Self::Tenant(_) => "this tenant has no say, the platform and its sandboxes decide",
+            Self::Sandbox(_) => "nothing passes",
+        }
+    }
+}
+
 impl fmt::Display for Scope {
     /// The path of its policy.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -139,7 +150,8 @@ impl Policy {
                 if let Some(revision) = if_revision {
                     headers.insert(header::IF_MATCH, HeaderValue::from(revision));
                 }
-                let answer = client.send(Method::PUT, &scope.to_string(), headers, content).await?;
+                let sent = client.send(Method::PUT, &scope.to_string(), headers, content).await;
+                let answer = sent.map_err(|error| in_file(error, &file))?;
                 told(screen, &answer.json().await?)?;
             }
             Self::Allow(rule) => rule.add("allow", client, screen).await?,
@@ -164,6 +176,10 @@ async fn get(scope: &Scope, client: &Client, screen: &Screen) -> Result<(), Erro
     let answer = client.send(Method::GET, &path, headers, Content::Nothing).await?;
     let revision = answer.etag().unwrap_or_default().trim_matches('"').to_owned();
     let text = answer.text().await?;
+    if revision == "0" && !screen.is_json() {
+        // What stands in its place denies everything, and would if it were written.
+        return screen.line(&format!("# none set: {}", scope.unset()));
+    }
     screen.note(format_args!("# revision {revision}"));
     screen.line(text.trim_end())
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use crate::config::Config;
 use crate::problem::Problem;
-use crate::units::Span;
+use crate::units::{Size, Span};
 
 impl Config {
     /// The first thing that is wrong, with the path of its field.
@@ -56,14 +56,26 @@ impl Config {
             ("dns.cache_entries", self.dns.cache_entries, 1, 1 << 24),
             ("qemu.vcpus", u64::from(self.qemu.vcpus), 1, 32),
             ("qemu.uid_base", u64::from(self.qemu.uid_base), 1000, 4_000_000_000),
-            ("qemu.memory", self.qemu.memory.0, 128 << 20, 64 << 30),
-            ("audit.file_size", self.audit.file_size.0, 64 << 10, 64 << 30),
-            ("audit.total_size", self.audit.total_size.0, 2 * self.audit.file_size.0, u64::MAX),
             ("audit.queue", wide(self.audit.queue), 16, 1 << 24),
         ] {
             if !(least..=most).contains(&given) {
                 let problem = Problem::invalid(field, &given.to_string(), "is out of range");
                 return Err(problem.fix(format!("use {least} to {most}")));
+            }
+        }
+        let file = self.audit.file_size;
+        let twice = Size(file.0.saturating_mul(2));
+        for (field, given, least, most) in [
+            ("qemu.memory", self.qemu.memory, Size::mib(128), Size::mib(64 << 10)),
+            ("audit.file_size", file, Size(64 << 10), Size::mib(64 << 10)),
+            ("audit.total_size", self.audit.total_size, twice, Size(u64::MAX)),
+        ] {
+            if !(least..=most).contains(&given) {
+                let problem = Problem::invalid(field, &given.to_string(), "is out of range");
+                return Err(problem.fix(match most.0 {
+                    u64::MAX => format!("use {least} or more, twice `audit.file_size`"),
+                    _ => format!("use {least} to {most}"),
+                }));
             }
         }
         for (field, span) in [

@@ -2,13 +2,15 @@
 //! thing to do about it.
 
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
+use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{AccessFlags, access};
 use policy::Host;
 
 use crate::config::Config;
@@ -84,11 +86,13 @@ fn tun() -> Check {
     let device = Path::new("/dev/net/tun");
     match fs::OpenOptions::new().read(true).write(true).open(device) {
         Ok(_) => Check::ok("tap devices", "/dev/net/tun opens"),
-        Err(error) => Check::fail(
-            "tap devices",
-            format!("/dev/net/tun: {error}"),
-            "run `modprobe tun`; in a container, pass the device in",
-        ),
+        Err(error) => {
+            let remedy = match error.kind() {
+                ErrorKind::PermissionDenied => "run it as root; in a container, allow the device",
+                _ => "run `modprobe tun`; in a container, pass the device in",
+            };
+            Check::fail("tap devices", format!("/dev/net/tun: {error}"), remedy)
+        }
     }
 }
 
@@ -119,7 +123,8 @@ fn fence() -> Check {
         Ok(Ok((true, _))) => Check::ok(name, "ingress, egress, tproxy and nflog rules load"),
         Ok(Ok((false, said))) => {
             let first = said.lines().next().unwrap_or("no reason given");
-            Check::fail(name, format!("the kernel refuses a rule: {first}"), modules)
+            let remedy = if said.contains("not permitted") { "run it as root" } else { modules };
+            Check::fail(name, format!("the kernel refuses a rule: {first}"), remedy)
         }
         Ok(Err(error)) => Check::fail(name, format!("not tried: {error}"), "run it as root"),
         Err(_) => Check::fail(name, "the check panicked", "report this"),
@@ -149,22 +154,27 @@ fn egress(config: &Config) -> Check {
     Check::fail(name, format!("{} is on no interface", list(&absent)), remedy)
 }
 
-/// Whether files can be made in a folder, which is made if it is missing.
+/// Whether files can be made in a folder, or the folder where it is missing. Asks the kernel and
+/// writes nothing.
 fn folder(name: &'static str, dir: &Path, setting: &str) -> Check {
-    let probe = dir.join(format!(".doctor-{}", std::process::id()));
     let remedy = || format!("make it writable, or set `{setting}` to another folder");
-    // What it will hold is not for everybody on the host.
-    let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
-    let tried = made.and_then(|()| fs::write(&probe, b"probe"));
-    let _ = fs::remove_file(&probe);
-    if let Err(error) = tried {
-        return Check::fail(name, format!("{}: {error}", dir.display()), remedy());
+    let Some(there) = dir.ancestors().find(|folder| folder.exists()) else {
+        return Check::fail(name, format!("{}: no folder above it", dir.display()), remedy());
+    };
+    let usable = access(there, AccessFlags::W_OK | AccessFlags::X_OK);
+    let usable = usable.and_then(|()| match there.is_dir() {
+        true => Ok(()),
+        false => Err(Errno::ENOTDIR),
+    });
+    if let Err(error) = usable {
+        return Check::fail(name, format!("{}: {}", there.display(), error.desc()), remedy());
     }
-    let Ok(held) = nix::sys::statvfs::statvfs(dir) else {
+    let Ok(held) = nix::sys::statvfs::statvfs(there) else {
         return Check::warn(name, format!("{}: its room is not known", dir.display()), remedy());
     };
     let free = held.blocks_available().saturating_mul(held.fragment_size());
-    let found = format!("{}, {} MiB free", dir.display(), free >> 20);
+    let made = if there == dir { "" } else { " will be made" };
+    let found = format!("{}{made}, {} MiB free", dir.display(), free >> 20);
     if free < ROOM {
         return Check::warn(name, found, format!("free some room, or move `{setting}`"));
     }

@@ -5,7 +5,9 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::machine::Machine;
+use world::World;
 use world::client::PATIENT;
+use world::machine::image;
 use world::poll::eventually;
 
 fn process(pid: i64) -> PathBuf {
@@ -85,4 +87,17 @@ fn a_guest_that_still_boots_is_gone_at_once() {
         eventually("the process is gone", PATIENT, || (!process(pid).exists()).then_some(()));
         assert_ne!(creating.wait().expect("it ends").code(), Some(0));
     }
+}
+
+/// Promise 21. What its console said is in the error, since nothing else of it is left.
+#[test]
+fn a_guest_that_does_not_boot_in_time_is_undone_and_the_error_says_what_to_do() {
+    let world = World::of_machines(&image(), "boot_timeout = \"1ms\"\n");
+    let name = world.machine_name();
+    let made = world.cli(&["create", &name]);
+    assert_eq!(made.code, 1, "{made:?}");
+    for said in ["did not answer within 1ms", "raise `qemu.boot_timeout`", "its console "] {
+        assert!(made.stderr.contains(said), "{said}: {made:?}");
+    }
+    assert_eq!(world.cli(&["show", &name]).code, 3);
 }

@@ -11,6 +11,7 @@
     reason = "a harness for tests: what does not hold ends the test"
 )]
 
+pub mod machine;
 pub mod guest;
 pub mod world;
 pub mod daemon;

@@ -120,3 +120,51 @@ while select.select([5], [], [], 10)[0]:
     assert_eq!(ran.stdout.trim(), gateway, "{ran:?}");
     assert_eq!(world.cli(&["rm", &name]).code, 0);
 }
+
+/// Promise 19. What is wrong with a file is said with its name and line, also where only the layer that
+/// it was written for forbids it.
+#[test]
+fn a_refused_policy_names_its_file_and_line() {
+    let world = World::shared();
+    let guest = world.guest("");
+    let file = world.dir().join("layered.toml");
+    let always = "[[rule]]\nallow = [\"a.example\"]\nalways = true\n";
+    std::fs::write(&file, always).expect("write");
+    let path = file.to_string_lossy().into_owned();
+    let other = world.fresh_name();
+    for words in [
+        &["policy", "set", &guest.name, &path][..],
+        &["create", &other, "--driver", "external", "--policy", &path],
+    ] {
+        let ran = world.cli(words);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        for said in [&*path, "line 3", "rule[0].always", "leave it out"] {
+            assert!(ran.stderr.contains(said), "{said}: {ran:?}");
+        }
+    }
+    assert_eq!(world.cli(&["show", &other]).code, 3);
+}
+
+/// What stands for a policy that nobody wrote would deny everything if it were written.
+#[test]
+fn a_policy_that_was_never_set_is_not_shown_as_one() {
+    let world = World::shared();
+    let unset = world.cli(&["policy", "get", "tenant/nobody"]).ok();
+    assert!(unset.stdout.starts_with("# none set"), "{unset:?}");
+    assert!(!unset.stdout.contains("deny"), "{unset:?}");
+    let guest = world.guest("");
+    let set = world.cli(&["policy", "get", &guest.name]).ok();
+    assert!(set.stdout.contains("default = \"deny\""), "{set:?}");
+}
+
+/// No rule opens this host, and who writes one is told.
+#[test]
+fn a_rule_for_this_host_is_noted_when_it_is_written() {
+    let world = World::shared();
+    let guest = world.guest("");
+    for (at, peer) in ["127.0.0.1", &*EGRESS.to_string()].into_iter().enumerate() {
+        let noted = world.cli(&["policy", "allow", &guest.name, peer]).ok();
+        let note = format!("note: rule[{at}] allows {peer}, which stays closed");
+        assert!(noted.stdout.contains(&note), "{noted:?}");
+    }
+}

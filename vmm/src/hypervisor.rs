@@ -123,6 +123,22 @@ impl Process {
         self.run_dir.join("console.log")
     }
 
+    /// The last lines on the guest's console, at most a few hundred characters, fit to be shown;
+    /// empty when there are none.
+    #[must_use]
+    pub fn console_end(&self) -> String {
+        const LINES: usize = 5;
+        const CHARACTERS: usize = 120;
+        let log = fs::read(self.console_log()).unwrap_or_default();
+        let end = log.get(log.len().saturating_sub(4096)..).unwrap_or_default();
+        let end = String::from_utf8_lossy(end);
+        let plain = |line: &str| -> String {
+            line.trim().chars().filter(|c| !c.is_control()).take(CHARACTERS).collect()
+        };
+        let lines: Vec<String> = end.lines().map(plain).filter(|line| !line.is_empty()).collect();
+        lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join(" | ")
+    }
+
     /// The hypervisor's control socket (QMP).
     #[must_use]
     pub fn control_socket(&self) -> PathBuf {
@@ -204,5 +220,24 @@ mod tests {
         assert!(!HostProcess { start_time: me.start_time + 1, ..me.clone() }.is_alive());
         assert!(!HostProcess { boot_id: "another".into(), ..me.clone() }.is_alive());
         assert!(!HostProcess { pid: u32::MAX, ..me }.is_alive());
+    }
+
+    #[test]
+    fn the_end_of_a_console_is_short_and_cannot_break_a_line() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let process = Process {
+            driver: DriverName::Qemu,
+            name: "a".parse().expect("a name"),
+            tenant: "b".parse().expect("a name"),
+            slot: Slot::new(1).expect("a slot"),
+            run_dir: dir.path().to_owned(),
+            host: None,
+        };
+        assert_eq!(process.console_end(), "");
+        let said = "early\r\n".repeat(2000) + &"x".repeat(500) + "\n\n\x1b[31mpanic\x07\r\nlast";
+        fs::write(process.console_log(), [said.as_bytes(), b"\xff"].concat()).expect("written");
+        let end = process.console_end();
+        assert!(end.ends_with(" | [31mpanic | last\u{fffd}"), "{end}");
+        assert!(end.starts_with("early | early | x") && end.len() < 200, "{end}");
     }
 }

@@ -67,8 +67,8 @@ async fn whatever_is_refused_is_refused_in_one_form_and_changes_nothing() {
             "/v1/sandboxes",
             text("{\"name\":\"a\",\"driver\":\"external\",\"memory\":\"1M\"}"),
             Kind::Invalid,
-            "memory_mib",
-            "128",
+            "memory",
+            "128M to 64G",
         ),
         (
             &post,
