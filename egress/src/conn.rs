@@ -27,6 +27,9 @@ use crate::tunnel::{Why, tunnel};
 
 /// How long a guest may be silent on a port whose server may speak first, before we dial for it.
 const SERVER_FIRST: Duration = Duration::from_millis(30);
+/// How long a guest may be silent on such a port when only a name that it has yet to say could let it
+/// through: who waits for the server to speak is refused, too, and is told so at once.
+const UNNAMED: Duration = Duration::from_secs(1);
 /// One read of a first flight; a post-quantum hello is about 1.8 kB.
 const SEGMENT: usize = 4096;
 
@@ -215,7 +218,9 @@ async fn opening(
     let policy = guest.policy.load();
     match unnamed.judge(&policy, destination) {
         Verdict::Deny(denial) | Verdict::Undecidable(denial) => {
-            return match policy.names_port(destination.port()) {
+            let may_be_named = policy.names_port(destination.port())
+                && timeout(UNNAMED, spoken(stream)).await.is_ok();
+            return match may_be_named {
                 true => Ok(Opening::Guest(None)),
                 false => Err(Refused::tcp(denial.into())),
             };

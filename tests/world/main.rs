@@ -22,6 +22,7 @@ mod limits;
 mod operator;
 mod oracle;
 mod policies;
+mod protocols;
 mod refused;
 mod removal;
 mod tenants;
