@@ -7,11 +7,13 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
-use nix::errno::Errno;
 use policy::Slot;
 use policy::net::GATEWAY_IP;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
+
+use crate::refuse;
+use crate::room;
 
 /// Connections that wait to be accepted; further ones are retried by the guest's kernel.
 const BACKLOG: i32 = 1024;
@@ -56,19 +58,24 @@ pub(crate) fn facing(slot: Slot, kind: Type, protocol: Protocol) -> io::Result<S
     Ok(socket)
 }
 
-/// The next connection. Accept fails for one connection, or for a process without descriptors or
-/// memory left (accept(2)); both are waited out, and only the latter is worth a line in the log.
-pub(crate) async fn next(listener: &TcpListener) -> Incoming {
+/// The next connection, or where the next one wanted to go that had to be turned away: reset,
+/// because what the process has left is not for guests. Accept fails for one connection, or for a
+/// process that has nothing left at all (accept(2)); both are waited out, and only the latter is
+/// worth a line in the log.
+pub(crate) async fn next(listener: &TcpListener) -> Result<Incoming, SocketAddr> {
     loop {
         let error = match listener.accept().await {
             Ok((stream, _)) => match stream.local_addr() {
-                Ok(destination) => return Incoming { stream, destination },
+                Ok(destination) if room::is_reserved(&stream) => {
+                    refuse::reset(stream);
+                    return Err(destination);
+                }
+                Ok(destination) => return Ok(Incoming { stream, destination }),
                 Err(error) => error,
             },
             Err(error) => error,
         };
-        let exhausted = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
-        if exhausted.iter().any(|errno| error.raw_os_error() == Some(*errno as i32)) {
+        if room::is_exhausted(&error) {
             tracing::warn!(%error, "accept");
         }
         tokio::time::sleep(PAUSE).await;

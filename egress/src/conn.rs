@@ -3,6 +3,7 @@
 //! Register, read the first flight, judge, dial, judge again if the policy moved, record, carry,
 //! record. Before it is judged nothing of it leaves; what is refused is refused at once.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use policy::audit::Kind;
 use policy::{Code, Verdict};
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
@@ -256,12 +256,12 @@ async fn spoken(stream: &TcpStream) {
 
 /// Reads until the bytes settle what they are; `NeedMore` when the guest is done, or late, before
 /// that.
-async fn first_flight(stream: &mut TcpStream, deadline: Instant) -> (Sniffed, Bytes) {
+async fn first_flight(stream: &TcpStream, deadline: Instant) -> (Sniffed, Bytes) {
     let mut sniffer = Sniffer::new();
     let hear = async {
         let mut segment = [0; SEGMENT];
         loop {
-            let length = stream.read(&mut segment).await.unwrap_or_default();
+            let length = read(stream, &mut segment).await.unwrap_or_default();
             let sniffed = sniffer.feed(segment.get(..length).unwrap_or_default());
             if length == 0 || sniffed != Sniffed::NeedMore {
                 return sniffed;
@@ -270,6 +270,18 @@ async fn first_flight(stream: &mut TcpStream, deadline: Instant) -> (Sniffed, By
     };
     let sniffed = timeout_at(deadline, hear).await.unwrap_or(Sniffed::NeedMore);
     (sniffed, sniffer.into_flight())
+}
+
+/// Reads what there is. A short read does not mean that no more is there: the kernel stops at an
+/// urgent byte, and the poll of a plain `read` would wait for the next segment then.
+async fn read(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        stream.readable().await?;
+        match stream.try_read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+    }
 }
 
 /// Carries bytes until either side ends it or it is cut.

@@ -20,6 +20,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use crate::refuse::Refusal;
+use crate::room;
 
 /// Between two attempts (RFC 8305, section 5: Connection Attempt Delay).
 const STAGGER: Duration = Duration::from_millis(250);
@@ -93,10 +94,11 @@ impl Dialer {
             return Err(denial.map_or_else(|| because(Code::Unresolvable), Refusal::from));
         }
         race(dialable, |one| self.connect(one)).await.map_err(|error| {
-            let code = if error.kind() == io::ErrorKind::AddrNotAvailable {
-                Code::EgressIpUnavailable
-            } else {
-                Code::UpstreamUnreachable
+            let code = match error.kind() {
+                io::ErrorKind::AddrNotAvailable => Code::EgressIpUnavailable,
+                io::ErrorKind::AddrInUse => Code::Limit,
+                _ if room::is_exhausted(&error) => Code::Limit,
+                _ => Code::UpstreamUnreachable,
             };
             because(code).detailed(error)
         })
@@ -137,6 +139,7 @@ impl Dialer {
         };
         let from = from.ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        room::check(&socket)?;
         // The port is chosen at connect, when the far side is known, so that 28,000 ports are
         // 28,000 connections to each far side and not in all. An address we do not have is an error
         // here already: no free bind, no transparency.
@@ -147,7 +150,15 @@ impl Dialer {
         SockRef::from(&socket).set_tcp_keepalive(&probes)?;
         let stream = timeout(self.patience, socket.connect(to))
             .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(|error| match error.kind() {
+                // The address is ours, or `bind` had said so: what is missing is a port.
+                io::ErrorKind::AddrNotAvailable => io::Error::new(
+                    io::ErrorKind::AddrInUse,
+                    "every port of the egress address is taken towards this destination",
+                ),
+                _ => error,
+            })?;
         let egress = stream.local_addr()?;
         Ok(Dialed { stream, remote: to, egress })
     }

@@ -26,6 +26,7 @@ mod sever;
 mod flows;
 pub mod meter;
 pub mod limits;
+mod room;
 pub mod world;
 pub mod error;
 

@@ -13,10 +13,10 @@ use std::time::{Duration, SystemTime};
 
 use dns::{Pins, Resolver};
 use policy::audit::{AuditRecord, Kind, Outcome};
-use policy::{OwnAddresses, PolicyHandle, Slot, Subject, Trail};
+use policy::{Code, OwnAddresses, PolicyHandle, Slot, Subject, Trail};
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
-use tokio::sync::Mutex as Turn;
 use tokio::sync::mpsc::Receiver;
+use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -32,6 +32,7 @@ use crate::limits::Limits;
 use crate::link;
 use crate::meter::Meter;
 use crate::questions;
+use crate::refuse::Refusal;
 use crate::sever::sever;
 use crate::stream::GuestStream;
 use crate::tunnel::Pool;
@@ -99,8 +100,9 @@ struct Shared {
     trail: Trail,
     pool: Pool,
     seats: Mutex<HashMap<Slot, Seat>>,
-    /// One change of a slot at a time: they all meet in the same netlink sockets anyway.
-    turn: Turn<()>,
+    /// One change of a slot at a time. No slot waits for another: an end waits for the connections
+    /// that it cuts, and some take their time.
+    turns: Mutex<HashMap<Slot, Arc<Turn<()>>>>,
     _claim: UnixListener,
 }
 
@@ -142,7 +144,7 @@ impl Router {
             trail,
             pool: Pool::new(PIPES),
             seats: Mutex::default(),
-            turn: Turn::default(),
+            turns: Mutex::default(),
             _claim: claim,
         });
         tokio::spawn(account(Arc::downgrade(&shared), drops));
@@ -254,8 +256,8 @@ impl Router {
 
 impl Shared {
     async fn attach(&self, attachment: &Attachment) -> Result<(), Error> {
-        let _turn = self.turn.lock().await;
         let slot = attachment.subject.slot;
+        let _turn = self.turn(slot).await;
         if self.seats().contains_key(&slot) {
             return Err(Error::Occupied(slot));
         }
@@ -330,7 +332,7 @@ impl Shared {
     }
 
     async fn detach(&self, slot: Slot) -> Result<Detached, Error> {
-        let _turn = self.turn.lock().await;
+        let _turn = self.turn(slot).await;
         let seat = self.seats().remove(&slot);
         let mut detached = Detached::default();
         if let Some(Seat { guest, calls, mut listening }) = seat {
@@ -356,6 +358,15 @@ impl Shared {
         let link = link::down(&self.world, slot).await;
         let fence = fence::detach(&self.world, slot).await;
         severed.and(link).and(fence)
+    }
+
+    /// Waits until nobody else changes this slot. There is one lock for each slot that was ever used.
+    async fn turn(&self, slot: Slot) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(turns.entry(slot).or_default())
+        };
+        turn.lock_owned().await
     }
 
     fn fence(&self) -> SlotFence {
@@ -391,8 +402,16 @@ async fn account(shared: Weak<Shared>, mut drops: Receiver<Dropped>) {
 /// not see. They end when they are cut, not with this.
 async fn listen(listener: TcpListener, guest: Arc<Guest>) {
     loop {
-        let incoming = accept::next(&listener).await;
-        tokio::spawn(conn::serve(Arc::clone(&guest), incoming));
+        match accept::next(&listener).await {
+            Ok(incoming) => drop(tokio::spawn(conn::serve(Arc::clone(&guest), incoming))),
+            Err(destination) => {
+                let refusal = Refusal::because(Code::Limit, guest.policy.load().revision())
+                    .detailed("this node has no descriptors left for guests");
+                let mut record = guest.refused(Kind::Connection, &refusal, destination);
+                record.protocol = Some("tcp".to_owned());
+                guest.trail.record(record);
+            }
+        }
     }
 }
 

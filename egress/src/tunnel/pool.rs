@@ -8,9 +8,12 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
 use nix::unistd::pipe2;
 use tokio::net::TcpStream;
+
+use crate::room;
 
 const BUFFER: usize = 16 * 1024;
 /// Buffers and pipes kept for the next who asks; more are freed when they come back.
@@ -103,6 +106,9 @@ impl Shelves {
 impl Ends {
     fn new(width: Width) -> nix::Result<Self> {
         let (out, into) = pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)?;
+        if room::is_reserved(&into) {
+            return Err(Errno::EMFILE);
+        }
         if width == Width::Wide {
             fcntl(&into, FcntlArg::F_SETPIPE_SZ(i32::try_from(WIDE).unwrap_or(i32::MAX)))?;
         }
