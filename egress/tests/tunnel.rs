@@ -155,7 +155,7 @@ async fn every_byte_arrives_in_order_both_ways() {
     }
 }
 
-/// Promise 14.
+/// Promise 14. Attack P31.
 #[tokio::test]
 async fn a_half_close_passes_and_the_other_direction_goes_on() {
     for (guest_first, size) in [(true, 10), (true, 3_000_000), (false, 10), (false, 3_000_000)] {

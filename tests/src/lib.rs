@@ -12,6 +12,7 @@
 )]
 
 pub mod machine;
+pub mod segment;
 pub mod guest;
 pub mod world;
 pub mod daemon;

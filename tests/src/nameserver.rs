@@ -1,7 +1,7 @@
 //! The upstream DNS server of a world: answers from a table, over UDP and TCP, and remembers every
 //! question. A question that is not in its list never left the router.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -34,6 +34,7 @@ pub struct Asked {
 pub struct Nameserver {
     table: Arc<Mutex<HashMap<String, Entry>>>,
     asked: Arc<Mutex<Vec<Asked>>>,
+    silent: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Nameserver {
@@ -48,6 +49,14 @@ impl Nameserver {
     /// When the server panicked.
     pub fn set_turns(&self, name: &str, ttl: u32, turns: Vec<Vec<IpAddr>>) {
         self.table.lock().expect("table").insert(name.to_ascii_lowercase(), Entry { turns, ttl });
+    }
+
+    /// Questions for `name` are heard and not answered from now on.
+    ///
+    /// # Panics
+    /// When the server panicked.
+    pub fn silence(&self, name: &str) {
+        self.silent.lock().expect("silent").insert(name.to_ascii_lowercase());
     }
 
     /// Every question so far about `name` or a name below it.
@@ -132,7 +141,8 @@ impl Nameserver {
                 }
             }
         }
+        let silent = self.silent.lock().expect("silent").contains(&name);
         self.asked.lock().expect("asked").push(Asked { name, kind, peer });
-        reply.to_vec().ok()
+        if silent { None } else { reply.to_vec().ok() }
     }
 }

@@ -147,7 +147,7 @@ fn fifty_megabytes_each_way_arrive_unchanged() {
     assert!(record["bytes_in"].as_u64().is_some_and(|bytes| bytes > COUNT as u64), "{record}");
 }
 
-/// Promise 14. A client that is done sending still gets its answer.
+/// Promise 14. Attack P31. A client that is done sending still gets its answer.
 #[test]
 fn a_half_closed_connection_still_gets_its_answer() {
     let world = World::shared();

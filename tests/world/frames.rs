@@ -60,6 +60,63 @@ fn ipv6(to: [u8; 16], question: &[u8]) -> Vec<u8> {
     frame
 }
 
+/// ICMPv6 of this type from an address of the link to all nodes (RFC 4861): a router's
+/// advertisement, a neighbour's.
+fn discovery(kind: u8) -> Vec<u8> {
+    let (source, all) = (link_local(2), multicast_v6(1));
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(GUEST_MAC, [0x33, 0x33, 0, 0, 0, 1])
+        .ipv6(source, all, 255)
+        .icmpv6_raw(kind, 0, [0; 4])
+        .write(&mut frame, &[0; 24])
+        .expect("a frame");
+    frame
+}
+
+/// DHCPv6 (RFC 8415) to this group of servers, or to a client.
+fn dhcp_v6(to: [u8; 16], port: u16) -> Vec<u8> {
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(GUEST_MAC, [0x33, 0x33, 0, 1, 0, 2])
+        .ipv6(link_local(2), to, 1)
+        .udp(1093 - port, port)
+        .write(&mut frame, &[7, 1, 2, 3])
+        .expect("a frame");
+    frame
+}
+
+/// IPv6 with a chain of extension headers: hop-by-hop, twice, then nothing (RFC 8200).
+fn extended_v6() -> Vec<u8> {
+    let mut frame = framed(GUEST_MAC, EtherType::IPV6.0, &[0x60, 0, 0, 0, 0, 16, 0, 64]);
+    frame.extend(link_local(2));
+    frame.extend(multicast_v6(1));
+    frame.extend([0, 0, 1, 4, 0, 0, 0, 0, 59, 0, 1, 4, 0, 0, 0, 0]);
+    frame
+}
+
+fn link_local(host: u8) -> [u8; 16] {
+    [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, host]
+}
+
+fn multicast_v6(group: u8) -> [u8; 16] {
+    [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, group]
+}
+
+/// A datagram, sent to a group's or to everybody's MAC address where it is for one.
+fn datagram(ports: (u16, u16), to: [u8; 4]) -> Vec<u8> {
+    let mac = match to {
+        [224..=239, b, c, d] => [1, 0, 0x5e, b & 0x7f, c, d],
+        [255, ..] | [169, 254, 100, 3] => [0xff; 6],
+        _ => GATEWAY_MAC,
+    };
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(GUEST_MAC, mac)
+        .ipv4(GUEST_IP.octets(), to, 64)
+        .udp(ports.0, ports.1)
+        .write(&mut frame, &[2, 1, 6, 0])
+        .expect("a frame");
+    frame
+}
+
 fn arp(sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let head = [0, 1, 8, 0, 6, 4, 0, 1];
     let zero = [0; 6];
@@ -69,7 +126,7 @@ fn arp(sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// Promise 11. Nothing but ARP for the gateway, and TCP and UDP of the guest's own address and card,
+/// Promise 11. Attacks A01, A02, A04, A05, A06, A07, A09, A10, A11, A12, B01. Nothing but ARP for the gateway, and TCP and UDP of the guest's own address and card,
 /// passes the tap; the rest is dropped there, counted, and sampled in the audit.
 #[test]
 fn a_frame_that_is_not_plainly_the_guests_own_is_dropped_counted_and_in_the_audit() {
@@ -98,6 +155,13 @@ fn a_frame_that_is_not_plainly_the_guests_own_is_dropped_counted_and_in_the_audi
         ip.options = Ipv4Options::try_from(&route[..]).expect("options");
         ip.total_len += 8;
     };
+    let igmp = protocol(2)[14..].to_vec();
+    let igmp = {
+        let mut header = Ipv4Header::from_slice(&igmp).expect("a header").0;
+        header.destination = [224, 0, 0, 1];
+        header.header_checksum = header.calc_header_checksum();
+        [header_bytes(&header), igmp[20..].to_vec()].concat()
+    };
     let fragment = |ip: &mut Ipv4Header| {
         ip.dont_fragment = false;
         ip.more_fragments = true;
@@ -122,6 +186,22 @@ fn a_frame_that_is_not_plainly_the_guests_own_is_dropped_counted_and_in_the_audi
             "ipv6",
             ipv6([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2], question),
         ),
+        ("IPv6, of the link", "ipv6", ipv6(link_local(1), question)),
+        ("IPv6, unique local", "ipv6", ipv6([0xfd; 16], question)),
+        ("IPv6, extension headers", "ipv6", extended_v6()),
+        ("a router advertisement", "ipv6", discovery(134)),
+        ("a router solicitation", "ipv6", discovery(133)),
+        ("a neighbour advertisement", "ipv6", discovery(136)),
+        (
+            "DHCPv6, asking",
+            "ipv6",
+            dhcp_v6([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 2], 547),
+        ),
+        ("DHCPv6, answering", "ipv6", dhcp_v6(link_local(1), 546)),
+        ("QinQ", "ethertype", framed(GUEST_MAC, 0x88a8, &[&[0, 1, 8, 0], &plain[14..]].concat())),
+        ("EAPOL", "ethertype", framed(GUEST_MAC, 0x888e, &[1, 1, 0, 0])),
+        // A bridge's hello (IEEE 802.1D): a length, then LLC.
+        ("STP", "ethertype", framed(GUEST_MAC, 38, &[0x42, 0x42, 3, 0, 0, 0, 0])),
         ("a VLAN tag", "ethertype", tagged),
         ("MPLS", "ethertype", framed(GUEST_MAC, 0x8847, &plain[14..])),
         ("LLDP", "ethertype", framed(GUEST_MAC, 0x88cc, &[2, 7, 4, 2, 0, 0, 0, 0, 2])),
@@ -134,6 +214,15 @@ fn a_frame_that_is_not_plainly_the_guests_own_is_dropped_counted_and_in_the_audi
         ("GRE", "protocol", protocol(47)),
         ("ESP", "protocol", protocol(50)),
         ("SCTP", "protocol", protocol(132)),
+        ("IGMP", "destination", framed(GUEST_MAC, EtherType::IPV4.0, &igmp)),
+        ("mDNS", "destination", datagram((5353, 5353), [224, 0, 0, 251])),
+        ("LLMNR", "destination", datagram((4000, 5355), [224, 0, 0, 252])),
+        ("SSDP", "destination", datagram((4000, 1900), [239, 255, 255, 250])),
+        ("DHCP, asking", "destination", datagram((68, 67), [255; 4])),
+        ("DHCP, answering", "destination", datagram((67, 68), [255; 4])),
+        ("DHCP to the gateway", "udp", datagram((68, 67), policy::net::GATEWAY_IP.octets())),
+        ("DHCP to far away", "udp", datagram((67, 67), sink.ip.octets())),
+        ("NetBIOS to the subnet", "destination", datagram((137, 137), [169, 254, 100, 3])),
         ("multicast", "destination", to([224, 0, 0, 251])),
         ("broadcast", "destination", to([255, 255, 255, 255])),
         ("loopback", "destination", to([127, 0, 0, 1])),
@@ -177,7 +266,7 @@ fn a_frame_that_is_not_plainly_the_guests_own_is_dropped_counted_and_in_the_audi
     guest.reaches(&api);
 }
 
-/// Promise 11. The header before a frame is the guest's word too: wrong lengths and offsets, and
+/// Promise 11. Attack A10. The header before a frame is the guest's word too: wrong lengths and offsets, and
 /// segments of any size, do no harm and carry nothing out.
 #[test]
 fn a_frame_with_a_hostile_virtio_header_does_no_harm() {

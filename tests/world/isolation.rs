@@ -9,7 +9,7 @@ use world::wire::Wire;
 use world::world::{EGRESS, HOST, HOST_SERVICE};
 use world::{Site, World, allow};
 
-/// Promise 10. There is no path from one guest to another.
+/// Promise 10. Attack A04. There is no path from one guest to another.
 #[test]
 fn a_guest_reaches_no_other_guest() {
     let world = World::shared();
@@ -35,7 +35,7 @@ fn a_guest_reaches_no_other_guest() {
     assert!(heard.frames(|seen| seen.ports.is_some_and(|(_, to)| to == 9000)).is_empty());
 }
 
-/// Promise 10. Nor to the host, at any of its addresses, by number or by name.
+/// Promise 10. Attacks B04, B05. Nor to the host, at any of its addresses, by number or by name.
 #[test]
 fn a_guest_reaches_no_service_of_the_host() {
     let world = World::shared();
@@ -62,7 +62,7 @@ fn a_guest_reaches_no_service_of_the_host() {
     assert_eq!(got.status, 200, "{} {}", got.text(), got.stderr);
 }
 
-/// Promise 10. The router's own port is no service: a connection to it does not loop.
+/// Promise 10. Attacks B04, B11. The router's own port is no service: a connection to it does not loop.
 #[test]
 fn a_connection_to_the_routers_own_port_is_refused() {
     let world = World::shared();

@@ -9,7 +9,7 @@ use world::wire::Seen;
 use world::world::{EGRESS, HOST, HOST_SERVICE, METADATA, NEIGHBOUR};
 use world::{Guest, World};
 
-/// Every silence in these tests rests on this: a router with a hole in it would be noticed, because
+/// Attack K12. Every silence in these tests rests on this: a router with a hole in it would be noticed, because
 /// the host forwards, the sink answers and the capture sees the guest's own address.
 #[test]
 fn a_guest_behind_a_router_that_forwards_is_heard_at_the_sink() {

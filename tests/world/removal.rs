@@ -11,7 +11,7 @@ use world::wire::Seen;
 use world::{World, allow};
 
 /// All there is in the guests' namespace and in the daemon's folders and descriptors.
-fn inventory(world: &World) -> BTreeSet<String> {
+pub(crate) fn inventory(world: &World) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for words in [
         "ip -o link",

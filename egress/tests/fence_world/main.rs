@@ -6,6 +6,7 @@
     reason = "a test ends where the world is not as it must be"
 )]
 
+mod alien;
 mod budget;
 mod frames;
 mod wire;
@@ -129,7 +130,7 @@ async fn nft_makes_the_same_rules_of_the_text_as_the_encoder() {
     assert_eq!(netns.exec("nft list ruleset"), other.exec("nft list ruleset"));
 }
 
-/// Promise 27.
+/// Promise 27. Attack B15.
 #[tokio::test]
 async fn a_batch_with_a_bad_rule_changes_nothing_and_names_the_rule() {
     let (world, netns) = world().await;
@@ -253,6 +254,7 @@ async fn with_the_rules_flushed_nothing_of_a_guest_arrives_anywhere() {
     assert_eq!(leaked, None, "the neighbour's wire is silent");
 }
 
+/// Attacks A01, A02, A11, B01.
 #[tokio::test]
 async fn every_refusal_is_counted_exactly_under_its_reason() {
     let (world, netns) = world().await;

@@ -24,8 +24,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
 /// The sandbox's egress address; the host has `.9` first, so that it is not the default choice.
 pub(crate) const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
-/// Where names resolve to, but for `inner.` and `own.` ones.
+/// Where names resolve to, but for `inner.`, `own.` and `second.` ones.
 pub(crate) const ORIGIN: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
+/// Where `second.` names resolve to.
+pub(crate) const SECOND: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 35);
 /// The host's own address, to which `own.` names resolve.
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 9);
 /// A private address, on the internet's side of the host, to which `inner.` names resolve.
@@ -147,11 +149,20 @@ impl Place {
     }
 
     pub(crate) async fn attach(&self) -> Result<(), egress::Error> {
+        self.attach_at(self.slot).await
+    }
+
+    /// Makes a tap for another slot, which nobody holds.
+    pub(crate) fn make_tap(&self, slot: Slot) {
+        self.land.ip("w", &format!("tuntap add {} mode tap", slot.tap()));
+    }
+
+    pub(crate) async fn attach_at(&self, slot: Slot) -> Result<(), egress::Error> {
         let subject = Subject {
             sandbox: "demo".parse().expect("a name"),
             tenant: "acme".parse().expect("a name"),
             incarnation: 1,
-            slot: self.slot,
+            slot,
         };
         let attachment = Attachment {
             subject: Arc::new(subject),
@@ -170,6 +181,12 @@ impl Place {
         let place = Self { land, start, router, policy, slot, records, asked };
         place.attach().await.expect("attached");
         place
+    }
+
+    /// Lets the host's sockets have these ports only, unless they ask for others.
+    pub(crate) fn ports_of_the_host(&self, first: u16, last: u16) {
+        let range = format!("{first} {last}");
+        self.land.made('h', || std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", range));
     }
 
     /// Takes the sandbox's egress address from the host.
@@ -278,6 +295,7 @@ async fn name_server(socket: UdpSocket, asked: Arc<Mutex<Vec<String>>>) {
             answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
             let address = match labels[0].as_str() {
                 "inner" => INNER,
+                "second" => SECOND,
                 "own" => HOST,
                 _ => ORIGIN,
             };
@@ -299,7 +317,7 @@ impl Land {
         for address in [HOST, EGRESS] {
             land.ip("h", &format!("addr add {address}/24 dev wan"));
         }
-        for address in [ORIGIN, SINK, RESOLVER] {
+        for address in [ORIGIN, SECOND, SINK, RESOLVER] {
             land.ip("i", &format!("addr add {address}/24 dev in"));
         }
         land.ip("h", "link set wan up");

@@ -8,8 +8,8 @@ use policy::Code;
 use policy::audit::{Kind, Outcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::peers::{Tls, count, sink, soon};
-use crate::place::{HOST, INNER, ORIGIN, SINK, run};
+use crate::peers::{Tls, count, serve, sink, soon};
+use crate::place::{EGRESS, HOST, INNER, ORIGIN, SECOND, SINK, run};
 
 const RULES: &str = r#"
 [[rule]]
@@ -44,6 +44,32 @@ ports = [443]
             assert_eq!(count(&origin), 1);
         });
     }
+}
+
+/// A connection that its holder does not let go of delays the end of its own slot and no other's.
+#[test]
+fn a_slot_that_is_slow_to_end_holds_up_no_other() {
+    run(RULES, async |place| {
+        let other = policy::Slot::new(2).expect("in range");
+        place.make_tap(other);
+        let listener = place.guest_listener(1007);
+        let (ours, theirs) =
+            tokio::join!(soon(place.router.connect(place.slot, 1007)), soon(listener.accept()));
+        let (held, _theirs) = (ours.expect("ours"), theirs.expect("theirs"));
+        let ending = tokio::spawn({
+            let (router, slot) = (place.router.clone(), place.slot);
+            async move { router.detach(slot).await }
+        });
+        while place.router.meter(place.slot).is_some() {
+            tokio::task::yield_now().await;
+        }
+        place.attach_at(other).await.expect("attached");
+        place.router.detach(other).await.expect("detached");
+        assert!(!ending.is_finished(), "the control: the first one still waits");
+        soon(ending).await.expect("no panic").expect("detached all the same");
+        drop(held);
+        soon(place.attach()).await.expect("attached again");
+    });
 }
 
 #[test]
@@ -97,5 +123,74 @@ fn a_second_daemon_in_the_same_world_is_refused_and_changes_nothing() {
         let refused = place.start.try_router().await.expect_err("a second one");
         assert!(matches!(refused, egress::Error::Taken(_)), "{refused}");
         assert_eq!(place.nft(), before);
+    });
+}
+
+/// Attack B07. A far side towards which every port of the egress address is taken costs a refusal
+/// that says so; other far sides are reached as before, and never from another address.
+#[test]
+fn without_a_free_port_towards_a_far_side_the_refusal_says_so_and_others_are_reached() {
+    const PORTS: u16 = 8;
+    run(RULES, async |place| {
+        place.ports_of_the_host(40_000, 40_000 + PORTS - 1);
+        let tls = Tls::new(&["www.example.com", "second.example.com"]);
+        let origin = tls.echo(place.origin(ORIGIN, 443));
+        let mut held = Vec::new();
+        for _ in 0..PORTS {
+            let stream = soon(place.dial(ORIGIN, 443)).await.expect("connected");
+            held.push(soon(tls.client(stream, "www.example.com")).await.expect("a handshake"));
+        }
+        let stream = soon(place.dial(ORIGIN, 443)).await.expect("connected");
+        soon(tls.client(stream, "www.example.com")).await.expect_err("refused");
+        let deny = place.record(|r| r.outcome == Outcome::Deny).await;
+        assert_eq!(deny.code, Some(Code::Limit));
+        assert!(deny.detail.as_deref().is_some_and(|detail| detail.contains("port")), "{deny:?}");
+
+        let second = tls.echo(place.origin(SECOND, 443));
+        let stream = soon(place.dial(SECOND, 443)).await.expect("connected");
+        soon(tls.client(stream, "second.example.com")).await.expect("another far side");
+        assert_eq!((count(&origin), count(&second)), (PORTS.into(), 1));
+        let peers = [origin, second].map(|peers| peers.lock().expect("unpoisoned").clone());
+        assert!(peers.iter().flatten().all(|peer| peer.ip() == EGRESS), "{peers:?}");
+    });
+}
+
+/// Attacks B09, P30. A thousand connections whose guest is done and whose far side never is: each
+/// gives its place back after a while, and the guest gets out all along.
+#[test]
+fn a_thousand_half_closed_connections_give_their_places_back() {
+    const ROUNDS: usize = 16;
+    const AT_ONCE: usize = 64;
+    let rules = r#"
+[[rule]]
+allow = ["93.184.216.34"]
+ports = [2525]
+"#;
+    run(rules, async |place| {
+        let far = serve(place.origin(ORIGIN, 2525), |mut stream| async move {
+            let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+            std::future::pending::<()>().await;
+        });
+        let meter = place.router.meter(place.slot).expect("attached");
+        for round in 1..=ROUNDS {
+            let mut held = Vec::new();
+            for _ in 0..AT_ONCE {
+                let mut stream = soon(place.dial(ORIGIN, 2525)).await.expect("connected");
+                stream.write_all(b"\0neither").await.expect("sent");
+                stream.shutdown().await.expect("half-closed");
+                held.push(stream);
+            }
+            let freed = async {
+                while count(&far) < round * AT_ONCE || meter.open() > 0 {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            assert!(
+                tokio::time::timeout(Duration::from_secs(10), freed).await.is_ok(),
+                "round {round}: {} arrived, {} are open",
+                count(&far),
+                meter.open()
+            );
+        }
     });
 }

@@ -1,0 +1,151 @@
+//! Others' rules and settings beside ours, sets at the edge of the address space, batches that fail:
+//! what is refused stays refused.
+
+use egress::Error;
+use egress::fence::{self, Reason, SlotFence};
+use socket2::Type;
+
+use crate::wire::{Netns, Wire, guest, transparent, world};
+use crate::{GROUP, attach, counted, frames, listener, slot};
+
+/// Rules that let everything in, before and after ours in every hook that a frame passes.
+const OPEN_WIDE: &str = "
+table netdev alien {
+    chain before { type filter hook ingress device \"pt1\" priority -400; policy accept; accept; }
+    chain after { type filter hook ingress device \"pt1\" priority 400; policy accept; accept; }
+    chain out { type filter hook egress device \"pt1\" priority -400; policy accept; accept; }
+}
+table inet alien {
+    chain raw { type filter hook prerouting priority -400; policy accept; accept; }
+    chain late { type filter hook prerouting priority 100; policy accept; accept; }
+    chain in { type filter hook input priority -400; policy accept; accept; }
+    chain in_late { type filter hook input priority 400; policy accept; accept; }
+    chain forward { type filter hook forward priority -400; policy accept; accept; }
+    chain out { type filter hook output priority -400; policy accept; accept; }
+}
+";
+
+fn load(netns: &Netns, rules: &str) {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&file, rules).expect("written");
+    netns.exec(&format!("nft -f {}", file.path().display()));
+}
+
+/// Attack B16. An alien `accept` ends its own chain and not ours; bridges' frames sent through the
+/// IP hooks, and forwarding turned on, change nothing either.
+#[tokio::test]
+async fn alien_rules_and_settings_let_nothing_in_that_we_refuse() {
+    let (world, netns) = world().await;
+    let (_listener, port) = listener(&world).await;
+    let dns = world.run(|| transparent(Type::DGRAM, 53)).await.expect("the world");
+    fence::install_base(&world, port).await.expect("the base");
+    let (guest, other) = (guest(&netns, slot(1)), guest(&netns, slot(2)));
+    attach(&world, slot(1), &SlotFence::new(GROUP), &guest).await;
+    attach(&world, slot(2), &SlotFence::new(GROUP), &other).await;
+    load(&netns, OPEN_WIDE);
+    netns.exec("sysctl -qw net.ipv4.ip_forward=1");
+    netns.within(|| {
+        for what in ["iptables", "ip6tables", "arptables"] {
+            let path = format!("/proc/sys/net/bridge/bridge-nf-call-{what}");
+            // Only where the kernel's bridge code has it, and then for every namespace its own.
+            if std::path::Path::new(&path).exists() {
+                std::fs::write(path, "1").expect("set");
+            }
+        }
+    });
+    let mut wire = Wire::of(&guest);
+    let mut neighbour = Wire::of(&other);
+    for (reason, sent) in frames::refused() {
+        let before = counted(&world, slot(1)).await[reason.as_str()];
+        let meant = before + u64::try_from(sent.len()).expect("few");
+        for (_, frame) in &sent {
+            wire.send(frame);
+        }
+        let mut found = before;
+        for _ in 0..200 {
+            found = counted(&world, slot(1)).await[reason.as_str()];
+            if found >= meant {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        assert_eq!(found, meant, "{reason}");
+    }
+    let leaked =
+        neighbour.find(|frame| (frame[6..12] != crate::wire::GUEST).then(|| frame.to_vec()));
+    assert_eq!(leaked, None, "the neighbour's wire is silent");
+    // The control: what we let in still comes, with its slot's address.
+    wire.send(&frames::dns_question());
+    let mut question = [std::mem::MaybeUninit::uninit(); 64];
+    let (_, peer) = dns.recv_from(&mut question).expect("the control passes");
+    assert_eq!(peer.as_socket().map(|peer| peer.ip()), Some(slot(1).address().into()));
+    fence::verify(&world, slot(1), &SlotFence::new(GROUP)).await.expect("ours are whole");
+}
+
+/// Attack B14. A range up to the last address there is: it holds to its end, is read back, and what
+/// someone takes out of it is noticed and put back.
+#[tokio::test]
+async fn a_set_holds_to_the_last_address_and_a_hole_in_it_is_noticed() {
+    let (world, netns) = world().await;
+    fence::install_base(&world, 3128).await.expect("the base");
+    let guest = guest(&netns, slot(1));
+    let meant = SlotFence::new(GROUP);
+    attach(&world, slot(1), &meant, &guest).await;
+    let listed = netns.exec("nft list set netdev postern_0 nowhere");
+    assert!(
+        listed.contains("224.0.0.0/3") || listed.contains("224.0.0.0-255.255.255.255"),
+        "{listed}"
+    );
+    let mut wire = Wire::of(&guest);
+    for last in [[255, 255, 255, 254], [255; 4], [223, 255, 255, 255]] {
+        let before = counted(&world, slot(1)).await["destination"];
+        wire.send(&frames::udp_to(last, 53));
+        let refused = counted(&world, slot(1)).await["destination"] - before;
+        // The address before the range is the control.
+        assert_eq!(refused, u64::from(last[0] == 255), "{last:?}");
+    }
+    netns.exec("nft delete element netdev postern_0 nowhere { 224.0.0.0/3 }");
+    let found = fence::verify(&world, slot(1), &meant).await.expect_err("a hole");
+    assert!(matches!(found, Error::Differs { .. }), "{found}");
+    fence::attach(&world, slot(1), &meant).await.expect("repaired");
+    fence::verify(&world, slot(1), &meant).await.expect("whole again");
+    netns.exec("nft delete element netdev postern_0 nowhere { 198.18.0.0/16 }");
+    netns.exec("nft add element netdev postern_0 nowhere { 198.18.0.0/17 }");
+    fence::verify(&world, slot(1), &meant).await.expect_err("a shorter range");
+    fence::attach(&world, slot(1), &meant).await.expect("repaired");
+    wire.send(&frames::udp_to([198, 18, 255, 1], 53));
+    let reason = Reason::Destination.as_str();
+    assert!(counted(&world, slot(1)).await[reason] > 0);
+}
+
+/// Attack B15. The batch of a slot fails in its middle: nothing of it is done, no other slot is
+/// touched, and the next one over the same world succeeds.
+#[tokio::test]
+async fn a_batch_that_fails_half_way_leaves_nothing_and_the_next_succeeds() {
+    let (world, netns) = world().await;
+    fence::install_base(&world, 3128).await.expect("the base");
+    let meant = SlotFence::new(GROUP);
+    for n in [1, 2] {
+        netns.exec(&format!("ip tuntap add pt{n} mode tap"));
+        fence::attach(&world, slot(n), &meant).await.expect("the fence");
+    }
+    // The first chain can be replaced; the second cannot, since somebody's rule leads to it.
+    netns.exec("nft add chain netdev postern_0 alien");
+    netns.exec("nft add rule netdev postern_0 alien jump guest_pt2");
+    let before = netns.exec("nft list ruleset");
+    let changed = SlotFence { syn_rate: 7, ..meant.clone() };
+    for _ in 0..2 {
+        let refused = fence::attach(&world, slot(2), &changed).await.expect_err("in use");
+        assert!(refused.to_string().contains("delete the chain guest_pt2"), "{refused}");
+        fence::detach(&world, slot(2)).await.expect_err("in use");
+        assert_eq!(netns.exec("nft list ruleset"), before);
+    }
+    for n in [1, 2] {
+        fence::verify(&world, slot(n), &meant).await.expect("whole");
+    }
+    netns.exec("nft delete chain netdev postern_0 alien");
+    fence::attach(&world, slot(2), &changed).await.expect("the fence");
+    fence::verify(&world, slot(2), &changed).await.expect("as meant");
+    fence::detach(&world, slot(2)).await.expect("gone");
+    assert_eq!(fence::present(&world).await.expect("slots"), [slot(1)]);
+}

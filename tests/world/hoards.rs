@@ -1,0 +1,208 @@
+//! Connections that are held and not used, in every half state: their places are their guest's own,
+//! what they hold is bounded, and whoever lets go of them is served again.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use socket2::{Domain, Protocol, Socket, Type};
+use world::client::{self, End, PATIENT};
+use world::netns::{Netns, run};
+use world::origin::port;
+use world::poll::eventually;
+use world::segment::{FIRST_PORT, hush};
+use world::{Site, World, allow};
+
+use crate::many::memory;
+
+/// A policy for one site by name and another by address, on the echo's port.
+fn with_echo(api: &Site, echo: &Site) -> String {
+    format!("{}[[rule]]\nallow = [\"{}\"]\nports = [{}]\n", allow(&[api]), echo.ip, port::ECHO)
+}
+
+/// Lines of `ss` in a namespace.
+fn sockets(netns: &Netns, words: &[&str]) -> Vec<String> {
+    let out = netns.command("ss").arg("-Htn").args(words).output().expect("run ss");
+    String::from_utf8_lossy(&out.stdout).lines().map(str::to_owned).collect()
+}
+
+fn pid(world: &World) -> Pid {
+    let pid = world.daemon().pid().expect("it runs");
+    Pid::from_raw(i32::try_from(pid).expect("a process id"))
+}
+
+/// Attacks B06, B10. Handshakes that are begun and never ended wait in their own guest's queue; nothing is
+/// tracked, neither here nor on the host, and new connections of everybody are answered.
+#[test]
+fn half_open_connections_are_held_by_their_own_guests_listener_and_nothing_tracks_them() {
+    let world = World::new();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let (flooding, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    hush(&flooding);
+    for source in FIRST_PORT..FIRST_PORT + 400 {
+        let mut frame = Vec::new();
+        etherparse::PacketBuilder::ethernet2(policy::net::GUEST_MAC, policy::net::GATEWAY_MAC)
+            .ipv4(policy::net::GUEST_IP.octets(), sink.ip.octets(), 64)
+            .tcp(source, 443, 1, 64_000)
+            .syn()
+            .write(&mut frame, &[])
+            .expect("a frame");
+        flooding.cable.inject(&frame).expect("the tap takes it");
+    }
+    let half_open = || sockets(&world.taps, &["state", "syn-recv"]);
+    eventually("they wait", PATIENT, || (half_open().len() > 200).then_some(()));
+    let ours = flooding.internal().to_string();
+    assert!(half_open().iter().all(|line| line.contains(&ours)), "{:?}", half_open());
+    other.reaches(&api);
+    flooding.reaches(&api);
+    for netns in [&world.taps, &world.host] {
+        let count = netns
+            .run(|| std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").ok());
+        // A kernel without connection tracking has no such file.
+        assert!(count.is_none_or(|count| count.trim() == "0"));
+    }
+    assert_eq!(world.sent_to(sink.ip), []);
+}
+
+/// Attack B10. Guests that ask for much and take nothing hold what the kernel lets one socket hold, and
+/// the daemon itself hardly anything; their end frees it.
+#[test]
+fn connections_with_a_shut_window_hold_a_bounded_memory_and_others_go_on() {
+    const HELD: usize = 48;
+    const SENT: usize = 2 << 20;
+    let world = World::new();
+    let (api, echo) = (world.site("api"), world.site("echo"));
+    let rules = with_echo(&api, &echo);
+    let (hoarding, other) = (world.guest(&rules), world.guest(&rules));
+    hoarding.reaches(&api);
+    let before = memory(&world);
+    let held: Vec<TcpStream> = hoarding.run(|| {
+        let hoard = |_| {
+            let mut stream = client::connect(echo.at(port::ECHO), PATIENT).expect("connect");
+            stream.set_write_timeout(Some(Duration::from_millis(100))).expect("a limit");
+            let mut sent = 0;
+            // All of it comes back, and none of it is read.
+            while let Ok(n) = stream.write(&[7; 1 << 16])
+                && sent < SENT
+            {
+                sent += n;
+            }
+            stream
+        };
+        (0..HELD).map(hoard).collect()
+    });
+    let grown = memory(&world).saturating_sub(before);
+    assert!(grown < 16 << 10, "{grown} KiB more for {HELD} connections");
+    let queued = |netns: &Netns, words: &[&str]| -> u64 {
+        let number = |line: &String, n| line.split_whitespace().nth(n)?.parse::<u64>().ok();
+        sockets(netns, words)
+            .iter()
+            .map(|line| number(line, 1).unwrap_or(0) + number(line, 2).unwrap_or(0))
+            .sum()
+    };
+    let towards = hoarding.internal().to_string();
+    let here = queued(&world.taps, &["state", "established", "dst", &towards]);
+    assert!(here > 1 << 20, "the control: they do hold something, {here} bytes");
+    assert!(here < u64::try_from(HELD).expect("few") * (10 << 20), "{here} bytes");
+    other.reaches(&api);
+    hoarding.reaches(&api);
+    drop(held);
+    eventually("what they held is free", PATIENT, || {
+        sockets(&world.taps, &["dst", &towards, "sport", "=", ":7"]).is_empty().then_some(())
+    });
+}
+
+/// A queue that is full is one guest's: while nobody accepts, its neighbour's handshakes still end, and
+/// then both are served.
+#[test]
+fn a_full_accept_queue_is_its_own_guests() {
+    const QUEUE: usize = 16;
+    let world = World::new();
+    world.taps.run(|| {
+        let queue = QUEUE.to_string();
+        std::fs::write("/proc/sys/net/core/somaxconn", queue).expect("a short queue");
+    });
+    let api = world.site("api");
+    let (greedy, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    greedy.reaches(&api);
+    let text = format!("GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", api.name);
+    kill(pid(&world), Signal::SIGSTOP).expect("stopped");
+    let begun: Vec<Socket> = greedy.run(|| {
+        let begin = |_| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP));
+            let socket = socket.expect("a socket");
+            socket.set_nonblocking(true).expect("a socket");
+            let _ = socket.connect(&api.at(port::HTTP).into());
+            socket
+        };
+        (0..4 * QUEUE).map(begin).collect()
+    });
+    let waiting = || {
+        let listeners = sockets(&world.taps, &["-l"]);
+        let queue = |line: &String| line.split_whitespace().nth(1)?.parse::<usize>().ok();
+        listeners.iter().filter_map(queue).max().unwrap_or(0)
+    };
+    eventually("its queue is full", PATIENT, || (waiting() >= QUEUE).then_some(()));
+    let connected = other.run(|| client::connect(api.at(port::HTTP), PATIENT));
+    kill(pid(&world), Signal::SIGCONT).expect("goes on");
+    let mut connected = connected.expect("the neighbour's queue is its own");
+    connected.write_all(text.as_bytes()).expect("sent");
+    let mut answer = Vec::new();
+    assert_eq!(client::read_to_end(&mut connected, &mut answer, PATIENT), End::Closed);
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+    drop(begun);
+    greedy.reaches(&api);
+}
+
+/// Attack B19. With its descriptors all but taken the daemon turns connections away, with a reset and
+/// a record each, and can still be commanded: whoever hoards is found and removed. It never stops to
+/// accept, and serves again as soon as there is room.
+#[test]
+fn without_descriptors_connections_are_reset_and_recorded_and_the_daemon_can_be_commanded() {
+    let world = World::new();
+    let api = world.site("api");
+    let (greedy, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    greedy.reaches(&api);
+    other.reaches(&api);
+    let entries = std::fs::read_dir(format!("/proc/{}/fd", pid(&world)));
+    let most = 4 * entries.expect("descriptors").count();
+    let mut prlimit = Command::new("prlimit");
+    run(prlimit.arg(format!("--pid={}", pid(&world))).arg(format!("--nofile={most}:")));
+    let to = api.at(port::HTTPS);
+    // Each takes a descriptor until it has said what it wants.
+    let mut silent: Vec<TcpStream> = greedy.run(|| {
+        let silent = |_| client::connect(to, PATIENT).ok();
+        (0..most).filter_map(silent).collect()
+    });
+    eventually("those beyond its descriptors are turned away", PATIENT, || {
+        silent.retain_mut(|stream| {
+            stream.set_read_timeout(Some(Duration::from_millis(1))).expect("a limit");
+            stream.read(&mut [0]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
+        });
+        (silent.len() < most * 3 / 4).then_some(())
+    });
+    assert!(silent.len() > most / 4, "the control: {} of {most} are held", silent.len());
+    let hello = client::client_hello(&world.authority, &api.name);
+    eventually("others are told, too, and not left waiting", PATIENT, || {
+        let enough = |bytes: &[u8]| !bytes.is_empty();
+        let reply = other.run(|| client::exchange_until(to, &[&hello], PATIENT, enough));
+        assert!(reply.took < PATIENT / 2, "{:?}", reply.took);
+        // What the daemon has let go of meanwhile is taken again.
+        silent.extend(greedy.run(|| client::connect(to, PATIENT)));
+        (reply.end == End::Reset).then_some(())
+    });
+    let health = world.api("GET", "/v1/health", &[]);
+    assert_eq!(health.status, 200, "{}", health.text);
+    let turned_away = |record: &serde_json::Value| {
+        let detail = record["detail"].as_str().unwrap_or_default();
+        record["code"] == "limit" && detail.contains("descriptors")
+    };
+    world.event_that(&greedy.name, "turned away", turned_away);
+    world.event_that(&other.name, "turned away", turned_away);
+    let removed = world.api("DELETE", &format!("/v1/sandboxes/{}", greedy.name), &[]);
+    assert_eq!(removed.status, 204, "{}", removed.text);
+    other.reaches(&api);
+}
