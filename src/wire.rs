@@ -37,6 +37,24 @@ pub enum Driver {
     External,
 }
 
+/// What a policy does with what it refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Refuses it.
+    Enforce,
+    /// Lets it through and records it, as far as the layers above let it through.
+    Observe,
+}
+
+/// The mode to put a policy in.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetMode {
+    /// The mode.
+    pub mode: Mode,
+}
+
 /// A sandbox to make.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -104,6 +122,8 @@ pub struct Sandbox {
     /// The newest revision among the policies in force.
     #[schema(value_type = u64)]
     pub revision: Revision,
+    /// `observe` when a layer in force only records what it refuses.
+    pub mode: Mode,
     /// The process that runs it, if it is the daemon's.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,

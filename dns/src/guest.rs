@@ -171,16 +171,19 @@ impl Guest {
             Ok(permit) => permit,
             Err(denial) => return Ruling::denied(denial),
         };
-        let (mut told, mut refused) = (Vec::new(), None);
+        let (mut told, mut refused, mut observed) = (Vec::new(), None, None);
         for &address in &answer.addresses {
             match policy.judge_address(&permit, address, &self.own) {
-                Ok(_) => told.push(address),
+                Ok(_) => {
+                    told.push(address);
+                    observed = observed.or_else(|| policy.would_deny(&permit, address, &self.own));
+                }
                 Err(denial) => refused = Some(denial),
             }
         }
         match refused {
             Some(denial) if told.is_empty() => Ruling::denied(denial),
-            _ => Ruling::told(told, answer.ttl().as_secs(), &permit),
+            _ => Ruling::told(told, answer.ttl().as_secs(), &permit).observing(observed),
         }
     }
 
@@ -210,7 +213,20 @@ impl Ruling {
     }
 
     fn empty(permit: &Permit) -> Self {
-        Self::told(Vec::new(), 0, permit)
+        Self::told(Vec::new(), 0, permit).observing(permit.would_deny().cloned())
+    }
+
+    /// The same answer, recorded as one that would have been refused.
+    fn observing(self, would_deny: Option<Denial>) -> Self {
+        match would_deny {
+            Some(denial) => Self {
+                outcome: Outcome::Observe,
+                why: Some(denial.code),
+                by: By::denial(denial),
+                ..self
+            },
+            None => self,
+        }
     }
 
     fn denied(denial: Denial) -> Self {
@@ -222,7 +238,7 @@ impl Ruling {
             reply: Reply::without(code, Some((Info::Filtered, denial.code))),
             outcome: Outcome::Deny,
             why: Some(denial.code),
-            by: By { layer: denial.layer, rule: denial.rule, revision: denial.revision },
+            by: By::denial(denial),
         }
     }
 
@@ -267,6 +283,10 @@ impl Ruling {
 }
 
 impl By {
+    fn denial(denial: Denial) -> Self {
+        Self { layer: denial.layer, rule: denial.rule, revision: denial.revision }
+    }
+
     fn permit(permit: &Permit) -> Self {
         Self {
             layer: Some(permit.layer()),

@@ -49,6 +49,8 @@ impl Drop for Account {
         let mut record = self.record.clone();
         record.time = SystemTime::now();
         record.outcome = Outcome::Closed;
+        // Of one that was only observed it said what would have been; now it ended like any other.
+        record.code = None;
         if let Some(Cut::Denied(denial)) = self.flow.was_cut() {
             refuse::note(&mut record, &Refusal::changed(denial.clone()));
         }

@@ -1,9 +1,11 @@
 //! The open connections of one sandbox: what they were judged by, and how they are cut.
 //!
 //! A connection is registered before it is judged, so that a revocation in between cannot miss it.
+//! A cut is over when nobody holds the connection any more: its sockets are closed then.
 //! Never more than the cap: registering over it fails.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use policy::judge::Target;
 use policy::{Compiled, Denial, Evidence, Flow as Judgeable, Host, OwnAddresses, Permit};
 use policy::{Protocol, Verdict};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::meter::Meter;
@@ -90,6 +92,17 @@ pub(crate) struct Judged {
 }
 
 impl Judged {
+    /// The name it goes by, if it has one.
+    pub(crate) fn name(&self) -> Option<String> {
+        match (&self.target, &self.basis) {
+            (Target::Name(host), _)
+            | (_, Basis::Tls { sni: host, .. } | Basis::Request { authority: host, .. }) => {
+                Some(host.as_str().to_owned())
+            }
+            _ => None,
+        }
+    }
+
     /// Judges it again: the permit by which it may stay open.
     pub(crate) fn again(&self, policy: &Compiled, own: &OwnAddresses) -> Result<Permit, Denial> {
         let permit = match self.basis.judge(policy, self.destination) {
@@ -123,10 +136,39 @@ struct Table {
 
 #[derive(Debug, Default)]
 struct Entry {
-    judged: Mutex<Option<Arc<Judged>>>,
-    cut: OnceLock<Cut>,
+    noted: Mutex<Option<Note>>,
+    cut: OnceLock<Severed>,
     signal: CancellationToken,
 }
+
+/// What a connection was let through by last.
+#[derive(Debug)]
+struct Note {
+    judged: Arc<Judged>,
+    /// Nothing of it is under way: it is kept for the next request.
+    resting: bool,
+}
+
+#[derive(Debug)]
+struct Severed {
+    why: Cut,
+    /// Dropped with the entry: tells who cut it that it is over.
+    _until: Option<Watched>,
+}
+
+/// The part of a connection that must end for a cut to be over.
+type Watched = mpsc::Sender<Infallible>;
+
+/// Connections that were cut and have not ended yet.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    watched: Watched,
+    over: mpsc::Receiver<Infallible>,
+}
+
+/// A hold on a connection by a task that has a socket of it.
+#[derive(Debug)]
+pub(crate) struct Held(Arc<Entry>);
 
 /// One registered connection; forgotten when dropped.
 #[derive(Debug)]
@@ -161,14 +203,22 @@ impl Flows {
         Some(Flow { id, entry, flows: Arc::clone(self) })
     }
 
-    /// Judges every connection again that was let through, and cuts those that are denied now.
-    pub(crate) fn rejudge(&self, policy: &Compiled, own: &OwnAddresses) -> Rejudged {
+    /// Judges every connection again that was let through, and cuts those that are denied now; they
+    /// are over when `ending` says so.
+    pub(crate) fn rejudge(
+        &self,
+        policy: &Compiled,
+        own: &OwnAddresses,
+        ending: &Ending,
+    ) -> Rejudged {
         let mut done = Rejudged::default();
         for entry in lock(&self.table).open.values() {
-            let Some(judged) = lock(&entry.judged).clone() else { continue };
+            let judged = lock(&entry.noted).as_ref().map(|note| Arc::clone(&note.judged));
+            let Some(judged) = judged else { continue };
             done.checked += 1;
             if let Err(denial) = judged.again(policy, own) {
-                done.cut += usize::from(entry.cut(Cut::Denied(denial)));
+                let watched = Some(ending.watched.clone());
+                done.cut += usize::from(entry.cut(Cut::Denied(denial), watched));
             }
         }
         done
@@ -178,7 +228,7 @@ impl Flows {
     pub(crate) fn shut(&self) -> usize {
         let mut table = lock(&self.table);
         table.shut = true;
-        table.open.values().filter(|entry| entry.cut(Cut::Detached)).count()
+        table.open.values().filter(|entry| entry.cut(Cut::Detached, None)).count()
     }
 
     /// Returns once no connection is registered.
@@ -195,10 +245,33 @@ impl Flows {
 
 impl Entry {
     /// Whether this call is the one that cut it.
-    fn cut(&self, why: Cut) -> bool {
-        let first = self.cut.set(why).is_ok();
+    fn cut(&self, why: Cut, until: Option<Watched>) -> bool {
+        let first = self.cut.set(Severed { why, _until: until }).is_ok();
         self.signal.cancel();
         first
+    }
+}
+
+impl Ending {
+    /// Nothing was cut yet.
+    pub(crate) fn new() -> Self {
+        let (watched, over) = mpsc::channel(1);
+        Self { watched, over }
+    }
+
+    /// Returns once nobody holds any of the connections that were cut.
+    pub(crate) async fn over(self) {
+        let Self { watched, mut over } = self;
+        drop(watched);
+        // Nothing is ever sent: the end comes when the last sender is gone.
+        let _ = over.recv().await;
+    }
+}
+
+impl Held {
+    /// Waits until the connection is cut.
+    pub(crate) async fn cut(&self) {
+        self.0.signal.cancelled().await;
     }
 }
 
@@ -210,23 +283,45 @@ impl Flow {
 
     /// Notes what it is let through by from now on.
     pub(crate) fn note(&self, judged: &Arc<Judged>) {
-        *lock(&self.entry.judged) = Some(Arc::clone(judged));
+        let judged = Arc::clone(judged);
+        *lock(&self.entry.noted) = Some(Note { judged, resting: false });
     }
 
     /// Forgets what it was let through by, unless it has been let through by something else since.
     pub(crate) fn forget(&self, judged: &Arc<Judged>) {
-        lock(&self.entry.judged).take_if(|noted| Arc::ptr_eq(noted, judged));
+        lock(&self.entry.noted).take_if(|note| Arc::ptr_eq(&note.judged, judged));
+    }
+
+    /// Notes that nothing is under way of what it was let through by, unless it has been let through
+    /// by something else since. It is judged again all the same: its far side is kept open.
+    pub(crate) fn rest(&self, judged: &Arc<Judged>) {
+        if let Some(note) = lock(&self.entry.noted).as_mut()
+            && Arc::ptr_eq(&note.judged, judged)
+        {
+            note.resting = true;
+        }
+    }
+
+    /// What it was let through by last, if nothing of that is under way.
+    pub(crate) fn resting(&self) -> Option<Arc<Judged>> {
+        let noted = lock(&self.entry.noted);
+        noted.as_ref().filter(|note| note.resting).map(|note| Arc::clone(&note.judged))
+    }
+
+    /// A hold for a task that has a socket of it: a cut is over once that is dropped, too.
+    pub(crate) fn hold(&self) -> Held {
+        Held(Arc::clone(&self.entry))
     }
 
     /// Waits until it is cut.
     pub(crate) async fn cut(&self) -> Cut {
         self.entry.signal.cancelled().await;
-        self.entry.cut.get().cloned().unwrap_or(Cut::Detached)
+        self.was_cut().cloned().unwrap_or(Cut::Detached)
     }
 
     /// Why it was cut, if it was.
     pub(crate) fn was_cut(&self) -> Option<&Cut> {
-        self.entry.cut.get()
+        self.entry.cut.get().map(|severed| &severed.why)
     }
 
     /// The same wait as [`Flow::cut`], as a value that can be kept.
@@ -280,21 +375,47 @@ mod tests {
         flows.empty().await;
     }
 
+    fn judged(name: &str) -> Arc<Judged> {
+        let sni = Host::parse(name).expect("a name");
+        Arc::new(Judged {
+            basis: Basis::Tls { sni: sni.clone(), ech: false },
+            destination: SocketAddr::from(([203, 0, 113, 5], 443)),
+            target: Target::Name(sni),
+            dialed: None,
+        })
+    }
+
     #[test]
     fn only_connections_that_were_let_through_are_judged_again() {
         let flows = Flows::new(8, Meter::new());
         let sniffing = flows.register().expect("room");
         let open = flows.register().expect("room");
-        let sni = Host::parse("api.example.com").expect("a name");
-        open.note(&Arc::new(Judged {
-            basis: Basis::Tls { sni: sni.clone(), ech: false },
-            destination: SocketAddr::from(([203, 0, 113, 5], 443)),
-            target: Target::Name(sni),
-            dialed: None,
-        }));
-        let done = flows.rejudge(&Compiled::default(), &OwnAddresses::default());
+        open.note(&judged("api.example.com"));
+        let ending = Ending::new();
+        let done = flows.rejudge(&Compiled::default(), &OwnAddresses::default(), &ending);
         assert_eq!(done, Rejudged { checked: 1, cut: 1 });
         assert!(matches!(open.was_cut(), Some(Cut::Denied(_))));
         assert!(sniffing.was_cut().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_cut_is_over_when_nobody_holds_the_connection() {
+        let flows = Flows::new(8, Meter::new());
+        let (flow, other) = (flows.register().expect("room"), flows.register().expect("room"));
+        let last = judged("api.example.com");
+        flow.note(&last);
+        flow.rest(&last);
+        let held = flow.hold();
+        let ending = Ending::new();
+        let done = flows.rejudge(&Compiled::default(), &OwnAddresses::default(), &ending);
+        assert_eq!(done, Rejudged { checked: 1, cut: 1 }, "one that rests is judged, too");
+        let mut over = std::pin::pin!(ending.over());
+        assert!(futures_util::poll!(&mut over).is_pending());
+        held.cut().await;
+        drop(flow);
+        assert!(futures_util::poll!(&mut over).is_pending(), "a task still has a socket");
+        drop(held);
+        over.await;
+        drop(other);
     }
 }

@@ -9,7 +9,6 @@ use std::time::SystemTime;
 
 use dns::Pins;
 use policy::audit::{AuditRecord, Kind, Outcome};
-use policy::judge::Target;
 use policy::{Compiled, Host, OwnAddresses, Permit, PolicyHandle, Subject, Trail, Verdict};
 
 use crate::dial::Dialer;
@@ -61,15 +60,14 @@ impl Guest {
             Verdict::Pass(permit) => {
                 let target = permit.target().clone();
                 let judged = Arc::new(Judged { basis, destination, target, dialed: None });
-                flow.note(&judged);
-                Ok(Passed { permit, policy, judged })
+                let mut passed = Passed { permit, policy, judged };
+                self.note(flow, &mut passed).map(|()| passed)
             }
             Verdict::Deny(denial) | Verdict::Undecidable(denial) => Err(denial.into()),
         }
     }
 
-    /// Notes where was dialled, and judges again when the policy has moved since: a write that came
-    /// before this note did not see the connection, one that comes after does.
+    /// Notes where was dialled, and judges again when the policy has moved since.
     pub(crate) fn confirm(
         &self,
         flow: &Flow,
@@ -77,11 +75,23 @@ impl Guest {
         dialed: SocketAddr,
     ) -> Result<(), Refusal> {
         Arc::make_mut(&mut passed.judged).dialed = Some(dialed);
+        self.note(flow, passed)
+    }
+
+    /// Notes what was let through, and judges it again when the policy has moved meanwhile: a write
+    /// that came before this note did not see the connection, one that comes after does.
+    fn note(&self, flow: &Flow, passed: &mut Passed) -> Result<(), Refusal> {
         flow.note(&passed.judged);
         let now = self.policy.load();
-        if !Arc::ptr_eq(&now, &passed.policy) {
-            passed.permit = passed.judged.again(&now, &self.own)?;
-            passed.policy = now;
+        if Arc::ptr_eq(&now, &passed.policy) {
+            return Ok(());
+        }
+        match passed.judged.again(&now, &self.own) {
+            Ok(permit) => (passed.permit, passed.policy) = (permit, now),
+            Err(denial) => {
+                flow.forget(&passed.judged);
+                return Err(denial.into());
+            }
         }
         Ok(())
     }
@@ -101,22 +111,25 @@ impl Guest {
         passed: &Passed,
         egress: SocketAddr,
     ) -> AuditRecord {
-        let Passed { permit, judged, .. } = passed;
+        let Passed { permit, policy, judged } = passed;
         let mut record = self.record(kind, Outcome::Allow, judged.destination);
         record.flow = Some(flow.id());
         record.protocol = Some(judged.basis.protocol().to_owned());
-        record.name = match (permit.target(), &judged.basis) {
-            (Target::Name(host), _)
-            | (_, Basis::Tls { sni: host, .. } | Basis::Request { authority: host, .. }) => {
-                Some(host.as_str().to_owned())
-            }
-            _ => None,
-        };
+        record.name = judged.name();
         record.dialed = judged.dialed;
         record.egress = Some(egress);
-        record.layer = Some(permit.layer().as_str().to_owned());
-        record.rule = Some(permit.rule().to_owned());
-        record.revision = Some(permit.revision());
+        let dialed = judged.dialed.map_or(judged.destination.ip(), |dialed| dialed.ip());
+        match policy.would_deny(permit, dialed, &self.own) {
+            Some(denial) => {
+                record.outcome = Outcome::Observe;
+                refuse::note(&mut record, &denial.into());
+            }
+            None => {
+                record.layer = Some(permit.layer().as_str().to_owned());
+                record.rule = Some(permit.rule().to_owned());
+                record.revision = Some(permit.revision());
+            }
+        }
         record
     }
 

@@ -21,7 +21,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use policy::audit::{AuditRecord, Kind, shown};
+use policy::audit::{AuditRecord, Kind, Outcome, shown};
 use policy::name::{Authority, AuthorityHost};
 use policy::{Code, Revision, canonical_path};
 use socket2::SockRef;
@@ -30,7 +30,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::account::Account;
-use crate::flows::Flow;
+use crate::flows::{Cut, Flow};
 use crate::guest::{Guest, Passed};
 use crate::http::head::{Claim, Fault};
 use crate::http::relay::{Ending, Far, Relay, Relayed};
@@ -99,7 +99,10 @@ pub(crate) async fn serve(
         .serve_connection(TokioIo::new(wire), service);
     let ended = tokio::select! {
         biased;
-        _ = flow.cut() => None,
+        _ = flow.cut() => {
+            severed(&guest, &flow);
+            None
+        }
         () = traffic.quiet_for(idle) => None,
         () = given_up(watched, &traffic, guest.limits.half_closed) => None,
         ended = &mut conn => Some(ended),
@@ -123,6 +126,21 @@ pub(crate) async fn serve(
         }
         Some(_) => {}
     }
+}
+
+/// Records a cut between two requests: the records of both are closed, or not yet opened.
+fn severed(guest: &Guest, flow: &Flow) {
+    let (Some(Cut::Denied(denial)), Some(judged)) = (flow.was_cut(), flow.resting()) else {
+        return;
+    };
+    let refusal = Refusal::changed(denial.clone());
+    let mut record = guest.refused(Kind::Connection, &refusal, judged.destination);
+    record.outcome = Outcome::Closed;
+    record.flow = Some(flow.id());
+    record.protocol = Some(judged.basis.protocol().to_owned());
+    record.name = judged.name();
+    record.dialed = judged.dialed;
+    guest.trail.record(record);
 }
 
 /// The guest's socket once more, to see it end while hyper waits for the far side and looks nowhere

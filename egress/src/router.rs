@@ -18,6 +18,7 @@ use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 use tokio::sync::mpsc::Receiver;
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tokio::task::JoinSet;
+use tokio::task::coop::consume_budget;
 use tokio::time::timeout;
 
 use crate::accept;
@@ -26,7 +27,7 @@ use crate::dial::Dialer;
 use crate::drops::{self, Dropped};
 use crate::error::Error;
 use crate::fence::{self, SlotFence};
-use crate::flows::{Flows, Rejudged};
+use crate::flows::{Ending, Flows, Rejudged};
 use crate::guest::Guest;
 use crate::limits::Limits;
 use crate::link;
@@ -207,14 +208,23 @@ impl Router {
         Err(failed(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Judges the open connections of a slot again, by the policy in force now, and cuts those that
-    /// it denies. To be called after a policy is stored.
-    #[must_use]
-    pub fn rejudge(&self, slot: Slot) -> Rejudged {
-        let guest = self.shared.seats().get(&slot).map(|seat| Arc::clone(&seat.guest));
-        guest.map_or_else(Rejudged::default, |guest| {
-            guest.flows.rejudge(&guest.policy.load(), &guest.own)
-        })
+    /// Judges the open connections of these slots again, each by the policy in force for it now, and
+    /// cuts those that it denies. Returns once both sides of what was cut are closed and nothing that
+    /// was queued on them can leave any more. To be called after the policies are stored.
+    pub async fn rejudge(&self, slots: &[Slot]) -> Rejudged {
+        let (ending, mut done) = (Ending::new(), Rejudged::default());
+        for slot in slots {
+            let guest = self.shared.seats().get(slot).map(|seat| Arc::clone(&seat.guest));
+            let Some(guest) = guest else { continue };
+            let one = guest.flows.rejudge(&guest.policy.load(), &guest.own, &ending);
+            done.checked += one.checked;
+            done.cut += one.cut;
+            consume_budget().await;
+        }
+        if timeout(DRAIN, ending.over()).await.is_err() {
+            tracing::error!(cut = done.cut, "connections outlive their cut");
+        }
+        done
     }
 
     /// The counters of an attached slot.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use policy::audit::{Kind, Outcome};
-use policy::{AuditRecord, PolicyHandle, Revision, Trail};
+use policy::{AuditRecord, PolicyHandle, PolicyMode, Trail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -205,7 +205,8 @@ impl Handle {
     pub(crate) fn view(&self, netns: &str, egress: &[std::net::IpAddr]) -> Sandbox {
         let seen = self.published.borrow().clone();
         let record = &self.record;
-        let revision: Revision = self.policy.load().revision();
+        let in_force = self.policy.load();
+        let mode = if in_force.observes() { PolicyMode::Observe } else { PolicyMode::Enforce };
         Sandbox {
             name: record.name.clone(),
             tenant: record.tenant.clone(),
@@ -219,7 +220,8 @@ impl Handle {
             memory_mib: record.memory_mib,
             vcpus: record.vcpus,
             incarnation: record.incarnation,
-            revision,
+            revision: in_force.revision(),
+            mode,
             pid: seen.pid,
             created: record.created,
         }

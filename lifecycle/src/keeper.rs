@@ -12,7 +12,8 @@ use egress::{GuestStream, Router};
 use policy::audit::{Kind, Outcome};
 use policy::document::Rule;
 use policy::{
-    AuditRecord, Compiled, Policy, PolicyHandle, Revision, SandboxName, TenantName, Trail,
+    AuditRecord, Compiled, Policy, PolicyHandle, PolicyMode, Revision, SandboxName, TenantName,
+    Trail,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -255,6 +256,18 @@ impl Keeper {
         self.change(scope, expected, actor, what, add).await
     }
 
+    /// Puts the policy of a scope in another mode and leaves its rules as they are.
+    pub async fn set_mode(
+        &self,
+        scope: &Scope,
+        mode: PolicyMode,
+        expected: Option<Revision>,
+        actor: &Actor,
+    ) -> Result<PolicyChange, Error> {
+        let what = format!("policy mode {mode} set");
+        self.change(scope, expected, actor, what, move |current| Ok(current.with_mode(mode))).await
+    }
+
     async fn change(
         &self,
         scope: &Scope,
@@ -291,24 +304,28 @@ impl Keeper {
         {
             return Err(Error::NotFound(asked.name.to_string()));
         }
-        let (policy, current) = writing.current(scope);
+        let (before, current) = writing.current(scope);
         if let Some(expected) = expected.filter(|expected| *expected != current) {
             return Err(Error::Conflict { expected, current });
         }
-        let policy = next(&policy)?;
+        let policy = next(&before)?;
         policies::check(&policy, scope)?;
-        let notes = policies::notes(&policy, scope, shared.router.own());
-        let mut change = PolicyChange { notes, ..PolicyChange::default() };
-        let revision = writing.set(scope, policy).await?;
-        change.revision = revision;
+        let notes = policies::notes(&policy, &before, scope, shared.router.own());
+        // Written again, it is as good as a question whether it is in force: nothing moves.
+        let again = writing.holds(scope, &policy);
+        let revision = if again { current } else { writing.set(scope, policy).await? };
+        let mut change = PolicyChange { revision, notes, ..PolicyChange::default() };
+        let mut slots = Vec::new();
         for handle in self.under(scope) {
             let record = &handle.record;
-            handle.policy.store(writing.compile(&record.name, &record.tenant));
-            let judged = shared.router.rejudge(record.slot);
-            change.sandboxes += 1;
-            change.checked += judged.checked;
-            change.cut += judged.cut;
+            if !again {
+                handle.policy.store(writing.compile(&record.name, &record.tenant));
+            }
+            slots.push(record.slot);
         }
+        let judged = shared.router.rejudge(&slots).await;
+        change.sandboxes = slots.len();
+        (change.checked, change.cut) = (judged.checked, judged.cut);
         let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Allow);
         match scope {
             Scope::Platform => {}
@@ -321,7 +338,8 @@ impl Keeper {
         record.layer = Some(scope.layer().as_str().to_owned());
         record.revision = Some(revision);
         record.detail = Some(format!(
-            "{what} by {}; {} flows judged again, {} cut",
+            "{what}{} by {}; {} flows judged again, {} cut",
+            if again { ", unchanged" } else { "" },
             actor.as_str(),
             change.checked,
             change.cut

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use policy::document::{Effect, Rule};
-use policy::{Compiled, Layer, OwnAddresses, Peer, Policy, PolicyError, Protocol};
+use policy::{Compiled, Layer, OwnAddresses, Peer, Policy, PolicyError, PolicyMode, Protocol};
 use policy::{Revision, SandboxName, TenantName};
 use serde::Serialize;
 use tokio::sync::{Mutex, MutexGuard};
@@ -146,6 +146,11 @@ impl Writing<'_> {
         }
     }
 
+    /// Whether this very policy is in force in a scope.
+    pub(crate) fn holds(&self, scope: &Scope, policy: &Policy) -> bool {
+        self.held.get(scope).is_some_and(|found| *found.policy == *policy)
+    }
+
     /// Journals a policy and holds it; it is in force once the caller has compiled it anew.
     pub(crate) async fn set(&mut self, scope: &Scope, policy: Policy) -> Result<Revision, Error> {
         let document = policy.to_json().to_string();
@@ -180,9 +185,14 @@ impl Writing<'_> {
     }
 }
 
-/// What the writer of a policy may not expect of it, one sentence each. `own` are the addresses of
-/// this host.
-pub(crate) fn notes(policy: &Policy, scope: &Scope, own: &OwnAddresses) -> Vec<String> {
+/// What the writer of a policy may not expect of it in place of the one `before`, one sentence
+/// each. `own` are the addresses of this host.
+pub(crate) fn notes(
+    policy: &Policy,
+    before: &Policy,
+    scope: &Scope,
+    own: &OwnAddresses,
+) -> Vec<String> {
     let mut notes = policy.notes();
     for (at, rule) in policy.rules().iter().enumerate() {
         let shut = rule.effect == Effect::Allow;
@@ -192,6 +202,25 @@ pub(crate) fn notes(policy: &Policy, scope: &Scope, own: &OwnAddresses) -> Vec<S
                  host are refused whatever a rule says"
             ));
         }
+    }
+    match (before.mode(), policy.mode()) {
+        (_, PolicyMode::Observe) => notes.push(
+            "it is in mode observe: what this policy refuses passes and is only recorded"
+                .to_owned(),
+        ),
+        (PolicyMode::Observe, PolicyMode::Enforce) => notes.push(
+            "mode observe has ended: from now on this policy refuses what it does not allow"
+                .to_owned(),
+        ),
+        (PolicyMode::Enforce, PolicyMode::Enforce) => {}
+    }
+    if scope.layer() == Layer::Sandbox && policy.default_effect() == Effect::Allow {
+        notes.push(
+            "its default is allow: every host that no rule denies is reached, on any port, and \
+             what a rule denies may be reached through one of them (a proxy, a shared address, an \
+             encrypted ClientHello); where a boundary is meant, deny by default and allow by rules"
+                .to_owned(),
+        );
     }
     if scope.layer() != Layer::Sandbox && policy.default_effect() == Effect::Deny {
         notes.push(format!(
@@ -229,7 +258,7 @@ mod tests {
         let own = OwnAddresses::new(["203.0.113.9".parse().unwrap()]);
         let noted = |peer: &str| {
             let policy = Policy::from_toml(&format!("[[rule]]\nallow = [\"{peer}\"]\n")).unwrap();
-            notes(&policy, &scope, &own)
+            notes(&policy, &Policy::default(), &scope, &own)
         };
         for peer in ["127.0.0.1", "127.0.0.0/8", "::1", "203.0.113.9", "localhost", "0.0.0.0"] {
             let notes = noted(peer);
@@ -239,7 +268,7 @@ mod tests {
             assert_eq!(noted(peer), [""; 0], "{peer}");
         }
         let deny = Policy::from_toml("[[rule]]\ndeny = [\"127.0.0.1\"]\n").unwrap();
-        assert_eq!(notes(&deny, &scope, &own), [""; 0]);
+        assert_eq!(notes(&deny, &Policy::default(), &scope, &own), [""; 0]);
     }
 
     #[test]
@@ -253,6 +282,21 @@ mod tests {
         assert_eq!(refused.field, "rule[1].protocol");
         let deny = udp.replace("allow", "deny");
         check(&Policy::from_toml(&deny).unwrap(), &scope).unwrap();
+    }
+
+    /// Attack F10. Whoever writes it is told that it is no boundary.
+    #[test]
+    fn a_policy_that_only_denies_is_noted_as_no_boundary() {
+        let scope = Scope::Sandbox("demo".parse().unwrap());
+        let told = |text: &str, scope: &Scope| {
+            let own = OwnAddresses::default();
+            notes(&Policy::from_toml(text).unwrap(), &Policy::default(), scope, &own)
+        };
+        let denies = "default = \"allow\"\n[[rule]]\ndeny = [\"evil.example\"]\n";
+        let [note] = &told(denies, &scope)[..] else { panic!("one note") };
+        assert!(note.contains("deny by default"), "{note}");
+        assert_eq!(told(denies, &Scope::Platform), [] as [String; 0], "there it is the usual form");
+        assert_eq!(told("[[rule]]\nallow = [\"a.example\"]\n", &scope), [] as [String; 0]);
     }
 
     #[test]

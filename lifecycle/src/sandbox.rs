@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-use policy::{Policy, Revision, SandboxName, Slot, TenantName};
+use policy::{Policy, PolicyMode, Revision, SandboxName, Slot, TenantName};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Field};
@@ -87,6 +87,8 @@ pub struct Sandbox {
     pub incarnation: u64,
     /// The newest revision among the layers in force.
     pub revision: Revision,
+    /// `observe` when a layer in force only records what it refuses.
+    pub mode: PolicyMode,
     /// The process that runs it, if one of ours does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,

@@ -36,6 +36,9 @@ pub enum Kind {
 pub enum Outcome {
     /// Let through; for a connection, written before its first payload byte leaves.
     Allow,
+    /// Let through because a layer of its policy is in mode observe; enforced, it would have been
+    /// refused with `code`, by `layer` and `rule`.
+    Observe,
     /// Refused, with `code`.
     Deny,
     /// Allowed, but it could not be done, with `code`.
@@ -81,7 +84,7 @@ pub struct AuditRecord {
     /// The egress address and port, from `getsockname`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub egress: Option<SocketAddr>,
-    /// Why it was refused or failed.
+    /// Why it was refused or failed, or would have been refused.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub code: Option<Code>,
     /// The layer whose rule decided: `platform`, `tenant`, `sandbox`.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 
-use crate::document::{Conditions, Effect, Layer, Peer, Policy, Rule};
+use crate::document::{Conditions, Effect, Layer, Peer, Policy, PolicyMode, Rule};
 use crate::id::Revision;
 use crate::name::{Host, Pattern};
 
@@ -23,8 +23,8 @@ pub struct Compiled {
 
 impl Compiled {
     /// Compiles layers. A layer that is absent lets everything through that the others let through;
-    /// with no layer at all everything is denied. A layer given twice has the rules of both, and
-    /// denies by default if either does.
+    /// with no layer at all everything is denied. A layer given twice has the rules of both; it
+    /// denies by default, and is enforced, if either does and is.
     #[must_use]
     pub fn new(layers: &[(Layer, &Policy)], revision: Revision) -> Self {
         let index = |wanted: Layer| {
@@ -51,7 +51,15 @@ impl Compiled {
     pub fn names_port(&self, port: u16) -> bool {
         let each = || self.layers.iter().flatten();
         each().any(|index| index.layer == Layer::Platform && index.names_port(port))
-            || each().all(|index| index.default == Effect::Allow || index.names_port(port))
+            || each().all(|index| {
+                index.observes || index.default == Effect::Allow || index.names_port(port)
+            })
+    }
+
+    /// Whether a layer records what it refuses instead of refusing it.
+    #[must_use]
+    pub fn observes(&self) -> bool {
+        self.layers.iter().flatten().any(|index| index.observes)
     }
 
     /// The layers in their order, outermost first; none for an absent one.
@@ -65,6 +73,8 @@ impl Compiled {
 pub(crate) struct LayerIndex {
     pub(crate) layer: Layer,
     pub(crate) default: Effect,
+    /// Whether it is in mode observe.
+    pub(crate) observes: bool,
     names: HashMap<Box<str>, Named>,
     /// Most labels of any key of `names`: longer suffixes of a guest's name are not looked up.
     depth: usize,
@@ -99,6 +109,7 @@ impl LayerIndex {
         Self {
             layer,
             default: Effect::Allow,
+            observes: true,
             names: HashMap::new(),
             depth: 0,
             any: Vec::new(),
@@ -120,6 +131,7 @@ impl LayerIndex {
         if policy.default_effect() == Effect::Deny {
             self.default = Effect::Deny;
         }
+        self.observes &= policy.mode() == PolicyMode::Observe;
         for (index, rule) in policy.rules().iter().enumerate() {
             let conditions = Arc::new(rule.conditions.clone());
             let suffix = suffix(rule);

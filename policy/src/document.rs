@@ -15,7 +15,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use crate::document::error::PolicyError;
-pub use crate::document::terms::{Conditions, Ech, Effect, Peer, PortRange, Protocol};
+pub use crate::document::terms::{Conditions, Ech, Effect, Peer, PolicyMode, PortRange, Protocol};
 
 /// Most bytes of a document.
 pub const MAX_DOCUMENT: usize = 1 << 20;
@@ -60,6 +60,7 @@ impl fmt::Display for Layer {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     default: Effect,
+    mode: PolicyMode,
     rules: Vec<Rule>,
 }
 
@@ -78,7 +79,7 @@ pub struct Rule {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { default: Effect::Deny, rules: Vec::new() }
+        Self { default: Effect::Deny, mode: PolicyMode::Enforce, rules: Vec::new() }
     }
 }
 
@@ -114,6 +115,18 @@ impl Policy {
         self.default
     }
 
+    /// What happens to what it refuses.
+    #[must_use]
+    pub fn mode(&self) -> PolicyMode {
+        self.mode
+    }
+
+    /// The same policy in another mode.
+    #[must_use]
+    pub fn with_mode(&self, mode: PolicyMode) -> Self {
+        Self { mode, ..self.clone() }
+    }
+
     /// The rules, in the order of the document; an index is the number in `rule[n]`.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
@@ -124,11 +137,20 @@ impl Policy {
     pub fn with_rule(&self, rule: Rule) -> Result<Self, PolicyError> {
         let mut rules = self.rules.clone();
         rules.push(rule);
-        Self::checked(self.default, rules)
+        Self::checked(self.default, self.mode, rules)
     }
 
-    /// Whether it may stand in this layer: `always` is the platform's alone.
+    /// Whether it may stand in this layer: `always` is the platform's alone, and the platform's
+    /// policy is always enforced.
     pub fn check_layer(&self, layer: Layer) -> Result<(), PolicyError> {
+        if layer == Layer::Platform && self.mode == PolicyMode::Observe {
+            return Err(PolicyError::new(
+                "mode",
+                format!("does not belong in a {layer} policy, which is always enforced"),
+                "leave it out; set it in the policy of a sandbox or a tenant",
+            )
+            .with_value("observe"));
+        }
         let always = self.rules.iter().position(|rule| rule.conditions.always);
         match always {
             Some(index) if layer != Layer::Platform => Err(PolicyError::new(
@@ -173,9 +195,9 @@ impl Policy {
         write::json(self)
     }
 
-    fn checked(default: Effect, rules: Vec<Rule>) -> Result<Self, PolicyError> {
+    fn checked(default: Effect, mode: PolicyMode, rules: Vec<Rule>) -> Result<Self, PolicyError> {
         check::rules(&rules)?;
-        Ok(Self { default, rules })
+        Ok(Self { default, mode, rules })
     }
 }
 

@@ -33,6 +33,9 @@ pub struct Explanation {
     /// How it would be carried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
+    /// Why it would be refused, if it passes only because a layer is in mode observe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub would_deny: Option<Code>,
     /// The revision it was judged by.
     pub revision: Revision,
     /// What each layer said, outermost first. Absent layers are left out.
@@ -66,6 +69,9 @@ pub struct LayerView {
     /// Why it refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<Code>,
+    /// Whether it is in mode observe: what it refuses passes, and is recorded.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub observes: bool,
 }
 
 /// Judges a flow and tells how. An address is judged as it would be when it is dialled; the addresses
@@ -79,11 +85,18 @@ pub fn explain(compiled: &Compiled, flow: &Flow<'_>, own: &OwnAddresses) -> Expl
     {
         verdict = Verdict::Deny(denial);
     }
+    let would_deny = match &verdict {
+        Verdict::Pass(permit) => match *permit.target() {
+            Target::Address(address) => compiled.would_deny(permit, address, own),
+            Target::Name(_) => permit.would_deny().cloned(),
+        },
+        _ => None,
+    };
     let readings = compiled.readings(flow, basis);
     let layers: Vec<LayerView> = readings.iter().flatten().map(view).collect();
     let mut sentences: Vec<String> = layers.iter().map(LayerView::sentence).collect();
     let mut told = match &verdict {
-        Verdict::Pass(permit) => passed(permit),
+        Verdict::Pass(permit) => passed(permit, would_deny.as_ref()),
         Verdict::Deny(denial) => refused(Outcome::Deny, denial),
         Verdict::Undecidable(denial) => refused(Outcome::Undecidable, denial),
     };
@@ -106,12 +119,12 @@ fn view(reading: &Reading<'_>) -> LayerView {
         _ => (Outcome::Deny, None, Some(Code::NoRule)),
     };
     let rule = clause.map(|clause| clause.text.to_string());
-    LayerView { layer: reading.layer, verdict, rule, code }
+    LayerView { layer: reading.layer, verdict, rule, code, observes: reading.observes }
 }
 
 impl LayerView {
     fn sentence(&self) -> String {
-        let Self { layer, verdict, rule, code } = self;
+        let Self { layer, verdict, rule, code, .. } = self;
         match (verdict, rule, code) {
             (Outcome::Pass, Some(rule), _) => {
                 format!("The {layer} policy lets it through: {rule}.")
@@ -133,7 +146,7 @@ impl LayerView {
     }
 }
 
-fn passed(permit: &Permit) -> Explanation {
+fn passed(permit: &Permit, would_deny: Option<&Denial>) -> Explanation {
     let target = match permit.target() {
         Target::Name(host) => host.to_string(),
         Target::Address(address) => address.to_string(),
@@ -144,6 +157,10 @@ fn passed(permit: &Permit) -> Explanation {
         Mode::Requests => format!("The request passes to {target} port {}.", permit.port()),
         Mode::Raw => format!("It passes to {target} port {}, as raw bytes.", permit.port()),
     };
+    let observed = would_deny.map(|denial| {
+        let Denial { code, .. } = denial;
+        format!("It passes because of mode observe only, and is recorded as such; enforced, it is refused ({code}): {}.", code.meaning())
+    });
     Explanation {
         verdict: Outcome::Pass,
         code: None,
@@ -152,9 +169,10 @@ fn passed(permit: &Permit) -> Explanation {
         target: Some(target),
         port: (permit.mode() != Mode::Answer).then_some(permit.port()),
         mode: Some(permit.mode()),
+        would_deny: would_deny.map(|denial| denial.code),
         revision: permit.revision(),
         layers: Vec::new(),
-        sentences: vec![told],
+        sentences: std::iter::once(told).chain(observed).collect(),
     }
 }
 
@@ -167,6 +185,7 @@ fn refused(verdict: Outcome, denial: &Denial) -> Explanation {
         target: None,
         port: None,
         mode: None,
+        would_deny: None,
         revision: denial.revision,
         layers: Vec::new(),
         sentences: vec![format!("It is refused ({}): {}.", denial.code, denial.code.meaning())],

@@ -68,6 +68,7 @@ pub struct Permit {
     layer: Layer,
     rule: Arc<str>,
     revision: Revision,
+    would_deny: Option<Arc<Denial>>,
 }
 
 /// What a permit is for.
@@ -119,6 +120,11 @@ impl Permit {
     pub fn revision(&self) -> Revision {
         self.revision
     }
+    /// The refusal that a layer in mode observe only has recorded. See [`Compiled::would_deny`].
+    #[must_use]
+    pub fn would_deny(&self) -> Option<&Denial> {
+        self.would_deny.as_deref()
+    }
 }
 
 impl Dialable {
@@ -152,16 +158,31 @@ impl Compiled {
         self.decide(flow).0
     }
 
-    /// The verdict, and what it was made from.
+    /// The verdict, and what it was made from. What is refused is judged once more without the
+    /// layers that only observe, but for UDP: the kernel refuses it before anybody is asked.
     pub(crate) fn decide<'f>(&self, flow: &Flow<'f>) -> (Verdict, Basis<'f>) {
         let case = Case::new(*flow);
-        match flow.evidence {
-            Evidence::Question(host) => self.question(&case, host),
-            _ => self.connection(&case),
+        let weigh = |waive| match flow.evidence {
+            Evidence::Question(host) => self.question(&case, host, waive),
+            _ => self.connection(&case, waive),
+        };
+        let enforced = weigh(false);
+        let asked = matches!(flow.evidence, Evidence::Question(_));
+        if !self.observes() || !(asked || flow.protocol == Protocol::Tcp) {
+            return enforced;
+        }
+        match (enforced, weigh(true)) {
+            ((Verdict::Deny(by) | Verdict::Undecidable(by), _), (Verdict::Pass(permit), basis)) => {
+                let would_deny = Some(Arc::new(by));
+                let rule = Arc::from(BY_OBSERVING);
+                (Verdict::Pass(Permit { would_deny, rule, ..permit }), basis)
+            }
+            ((Verdict::Deny(_) | Verdict::Undecidable(_), _), waived) => waived,
+            (passed, _) => passed,
         }
     }
 
-    fn question<'f>(&self, case: &Case<'f>, host: &'f Host) -> (Verdict, Basis<'f>) {
+    fn question<'f>(&self, case: &Case<'f>, host: &'f Host, waive: bool) -> (Verdict, Basis<'f>) {
         // If any port passes, then one of these does: the two that are implied, where a range
         // begins, or just after one.
         let mut ports = vec![443, 80];
@@ -174,7 +195,7 @@ impl Compiled {
         let mut refused = (Refusal::default(), Basis::Name(host, 443));
         for port in ports {
             let basis = Basis::Name(host, port);
-            match sum(&self.name(&case.at_port(port), host)) {
+            match sum(&self.name(&case.at_port(port), host), waive) {
                 Sum::Open { layer, clause, .. } => {
                     let target = Target::Name(host.clone());
                     let permit = self.permit(&case.at_port(0), target, layer, clause);
@@ -190,7 +211,7 @@ impl Compiled {
         (Verdict::Deny(self.denial(refused.0, Code::NoRule)), refused.1)
     }
 
-    fn connection<'f>(&self, case: &Case<'f>) -> (Verdict, Basis<'f>) {
+    fn connection<'f>(&self, case: &Case<'f>, waive: bool) -> (Verdict, Basis<'f>) {
         let Flow { protocol, port, destination, evidence } = case.flow;
         let nothing = match (protocol, port) {
             (Protocol::Udp, 443) => Code::Quic,
@@ -210,7 +231,7 @@ impl Compiled {
         let mut refused = (Refusal::default(), Basis::Nothing);
         for host in evidence.names() {
             let basis = Basis::Name(host, port);
-            match sum(&self.name(case, host)) {
+            match sum(&self.name(case, host), waive) {
                 Sum::Denied(by) => return (Verdict::Deny(self.denial(by, nothing)), basis),
                 Sum::Clouded(by) => clouded = Some((by, basis)),
                 Sum::Open { layer, clause, by_rule } if by_rule || default_is_enough => {
@@ -232,7 +253,7 @@ impl Compiled {
         }
         if let Some(address) = destination {
             let basis = Basis::Address(address);
-            match sum(&self.address(case, address)) {
+            match sum(&self.address(case, address), waive) {
                 Sum::Open { layer, clause, by_rule: true } => {
                     let permit = self.permit(case, Target::Address(address), layer, clause);
                     return (Verdict::Pass(permit), basis);
@@ -305,7 +326,8 @@ impl Compiled {
         };
         let rule = clause.map_or_else(|| Arc::from(BY_DEFAULT), |clause| Arc::clone(&clause.text));
         let Flow { port, protocol, .. } = case.flow;
-        Permit { target, port, protocol, mode, layer, rule, revision: self.revision() }
+        let revision = self.revision();
+        Permit { target, port, protocol, mode, layer, rule, revision, would_deny: None }
     }
 
     fn denial(&self, by: Refusal<'_>, nothing: Code) -> Denial {
@@ -326,6 +348,31 @@ impl Compiled {
         address: IpAddr,
         own: &OwnAddresses,
     ) -> Result<Dialable, Denial> {
+        self.weigh_address(permit, address, own).map(|(dialable, _)| dialable)
+    }
+
+    /// The refusal that mode observe keeps from being one, of what the permit is for or of this
+    /// address of it: what is recorded in place of the rule that let it through.
+    #[must_use]
+    pub fn would_deny(
+        &self,
+        permit: &Permit,
+        address: IpAddr,
+        own: &OwnAddresses,
+    ) -> Option<Denial> {
+        if !self.observes() {
+            return None;
+        }
+        let waived = || self.weigh_address(permit, address, own).ok()?.1;
+        permit.would_deny().cloned().or_else(waived)
+    }
+
+    fn weigh_address(
+        &self,
+        permit: &Permit,
+        address: IpAddr,
+        own: &OwnAddresses,
+    ) -> Result<(Dialable, Option<Denial>), Denial> {
         let address = address.to_canonical();
         let closed = |code| Err(Denial::because(code, self.revision()));
         if matches!(permit.target, Target::Address(only) if only != address) {
@@ -337,7 +384,8 @@ impl Compiled {
         let ours = class == AddressClass::Own
             || host(address)
             || carried(address).is_some_and(|v4| host(v4.into()));
-        let (mut opened, mut above) = (class == AddressClass::Public, true);
+        let public = class == AddressClass::Public;
+        let (mut opened, mut above, mut waived) = (public, true, None);
         for index in self.layers().iter().flatten() {
             let (mut denied, mut lets) = (None, index.default == Effect::Allow);
             index.holding(address, |clause| match clause.effect {
@@ -355,10 +403,16 @@ impl Compiled {
                     }
                 });
             }
+            // Observing opens no special-purpose address: there, every layer is enforced.
+            let waives = index.observes && public;
             if let Some(clause) = denied {
-                return Err(self.denial(Refusal::by(Code::Rule, index.layer, clause), Code::Rule));
+                let by = self.denial(Refusal::by(Code::Rule, index.layer, clause), Code::Rule);
+                match waives {
+                    true => waived = waived.or(Some(by)),
+                    false => return Err(by),
+                }
             }
-            above &= lets;
+            above &= lets || waives;
         }
         if !opened {
             return closed(Code::PrivateAddress);
@@ -366,7 +420,7 @@ impl Compiled {
         if !above && matches!(permit.target, Target::Address(_)) {
             return closed(Code::NoRule);
         }
-        Ok(Dialable(SocketAddr::new(address, permit.port)))
+        Ok((Dialable(SocketAddr::new(address, permit.port)), waived))
     }
 }
 
@@ -406,3 +460,4 @@ fn names(clause: &Clause, address: IpAddr) -> bool {
 
 /// What is shown in place of a rule.
 const BY_DEFAULT: &str = "default allow";
+const BY_OBSERVING: &str = "mode observe";

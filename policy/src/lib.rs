@@ -24,7 +24,9 @@ pub mod net;
 pub use audit::{AuditRecord, Trail};
 pub use class::{AddressClass, OwnAddresses};
 pub use compile::{Compiled, PolicyHandle};
-pub use document::{Effect, Layer, Peer, Policy, PolicyError, PortRange, Protocol, Rule};
+pub use document::{
+    Effect, Layer, Peer, Policy, PolicyError, PolicyMode, PortRange, Protocol, Rule,
+};
 pub use explain::{Explanation, explain};
 pub use flow::{Evidence, Flow};
 pub use id::{Revision, SandboxName, Subject, TenantName};

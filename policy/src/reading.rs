@@ -21,6 +21,8 @@ pub(crate) struct Case<'a> {
 pub(crate) struct Reading<'a> {
     pub(crate) layer: Layer,
     pub(crate) default: Effect,
+    /// Whether what it refuses is let through and recorded: its layer is in mode observe.
+    pub(crate) observes: bool,
     /// A deny rule that matches.
     pub(crate) denied: Option<&'a Clause>,
     /// A deny rule that may match, but needs to see requests.
@@ -155,6 +157,7 @@ impl<'a> Reading<'a> {
         Self {
             layer: index.layer,
             default: index.default,
+            observes: index.observes,
             denied: None,
             clouded: None,
             allowed: None,
@@ -192,14 +195,24 @@ impl<'a> Reading<'a> {
         self.allowed.is_some() || self.default == Effect::Allow
     }
 
+    /// The same, with its refusals waived if its layer only observes.
+    fn waived(self) -> Self {
+        match self.observes {
+            true => Self { default: Effect::Allow, denied: None, clouded: None, ..self },
+            false => self,
+        }
+    }
+
     /// Whether it lets the flow through whatever other layers lack: the platform's right alone.
     pub(crate) fn always(&self) -> bool {
         self.layer == Layer::Platform && self.allowed.is_some_and(|clause| clause.conditions.always)
     }
 }
 
-/// Adds the layers up: none may deny, and each must let through.
-pub(crate) fn sum<'a>(readings: &Readings<'a>) -> Sum<'a> {
+/// Adds the layers up: none may deny, and each must let through. With `waive`, a layer in mode
+/// observe refuses nothing, as if it had a rule for everything.
+pub(crate) fn sum<'a>(readings: &Readings<'a>, waive: bool) -> Sum<'a> {
+    let readings = readings.map(|one| one.map(|one| if waive { one.waived() } else { one }));
     let each = || readings.iter().flatten();
     if let Some((layer, clause)) = each().find_map(|r| Some((r.layer, r.denied?))) {
         return Sum::Denied(Refusal::by(Code::Rule, layer, clause));
@@ -216,7 +229,7 @@ pub(crate) fn sum<'a>(readings: &Readings<'a>) -> Sum<'a> {
         Some(reading) => Sum::Open {
             layer: reading.layer,
             clause: reading.allowed,
-            by_rule: each().any(|r| r.allowed.is_some()),
+            by_rule: each().any(|r| r.allowed.is_some() || (waive && r.observes)),
         },
         None => Sum::Closed(Refusal::default()),
     }

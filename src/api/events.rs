@@ -98,7 +98,7 @@ impl Asked {
                     filter.code = Some(choice::<Code>(&key, &value, known)?);
                 }
                 "outcome" => {
-                    let known = ["allow", "deny", "fail", "closed"];
+                    let known = ["allow", "observe", "deny", "fail", "closed"];
                     filter.outcome = Some(choice::<Outcome>(&key, &value, known)?);
                 }
                 "kind" => {

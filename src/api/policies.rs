@@ -9,14 +9,14 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use lifecycle::Scope;
 use policy::document::Rule;
-use policy::{Policy, Revision};
+use policy::{Policy, PolicyMode, Revision};
 use serde_json::value::RawValue;
 
 use crate::api::body::{Document, Json, Named};
 use crate::api::caller::Caller;
 use crate::api::{Api, question};
 use crate::problem::{ErrorBody, Kind, Problem};
-use crate::wire::{Change, Explained, Question, TOML};
+use crate::wire::{Change, Explained, Mode, Question, SetMode, TOML};
 
 /// A sandbox's own policy, as JSON, or as TOML if `accept` asks for it.
 #[utoipa::path(
@@ -80,6 +80,29 @@ pub(crate) async fn add_to_sandbox(
     Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {
     api.add(&api.scope_of(&caller, &name)?, &caller, &headers, &rule).await
+}
+
+/// Puts a sandbox's own policy in another mode and leaves its rules as they are.
+#[utoipa::path(
+    put, path = "/v1/sandboxes/{name}/policy/mode", tag = "policies",
+    params(
+        ("name" = String, Path, description = "The sandbox."),
+        ("if-match" = Option<String>, Header, description = "The revision that was read."),
+    ),
+    request_body = SetMode,
+    responses(
+        (status = 200, description = "In force.", body = Change),
+        (status = "default", description = "Refused; the old one stays.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn set_mode_of_sandbox(
+    State(api): State<Api>,
+    caller: Caller,
+    Named(name): Named,
+    headers: HeaderMap,
+    Json(wanted): Json<SetMode>,
+) -> Result<Answer<Change>, Problem> {
+    api.put_in(&api.scope_of(&caller, &name)?, &caller, &headers, wanted.mode).await
 }
 
 /// Says what would happen to a flow of a sandbox, and which rule of which layer decides.
@@ -165,6 +188,29 @@ pub(crate) async fn add_to_tenant(
     Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {
     api.add(&tenant_scope(&caller, &tenant)?, &caller, &headers, &rule).await
+}
+
+/// Puts a tenant's policy in another mode and leaves its rules as they are.
+#[utoipa::path(
+    put, path = "/v1/tenants/{tenant}/policy/mode", tag = "policies",
+    params(
+        ("tenant" = String, Path, description = "The tenant."),
+        ("if-match" = Option<String>, Header, description = "The revision that was read."),
+    ),
+    request_body = SetMode,
+    responses(
+        (status = 200, description = "In force.", body = Change),
+        (status = "default", description = "Refused; the old one stays.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn set_mode_of_tenant(
+    State(api): State<Api>,
+    caller: Caller,
+    Named(tenant): Named,
+    headers: HeaderMap,
+    Json(wanted): Json<SetMode>,
+) -> Result<Answer<Change>, Problem> {
+    api.put_in(&tenant_scope(&caller, &tenant)?, &caller, &headers, wanted.mode).await
 }
 
 /// The platform's policy, over everything on the node. Not for a tenant's token.
@@ -264,6 +310,24 @@ impl Api {
         let expected = if_match(headers)?;
         let rule = read_rule(rule)?;
         let change = self.0.keeper.add_rule(scope, rule, expected, &caller.actor()).await;
+        change.map(|change| Answer(shown(change))).map_err(|error| caller.told(error))
+    }
+}
+
+impl Api {
+    async fn put_in(
+        &self,
+        scope: &Scope,
+        caller: &Caller,
+        headers: &HeaderMap,
+        mode: Mode,
+    ) -> Result<Answer<Change>, Problem> {
+        let expected = if_match(headers)?;
+        let mode = match mode {
+            Mode::Enforce => PolicyMode::Enforce,
+            Mode::Observe => PolicyMode::Observe,
+        };
+        let change = self.0.keeper.set_mode(scope, mode, expected, &caller.actor()).await;
         change.map(|change| Answer(shown(change))).map_err(|error| caller.told(error))
     }
 }

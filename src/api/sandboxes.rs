@@ -12,7 +12,7 @@ use futures_util::{Stream, StreamExt, stream};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use lifecycle::CreateSpec;
-use policy::Policy;
+use policy::{Policy, PolicyMode};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -25,8 +25,8 @@ use crate::api::{Api, body};
 use crate::problem::{ErrorBody, Kind, Problem};
 use crate::units::Size;
 use crate::wire::{
-    Create, DEFAULT_TENANT, Driver, EXEC_PROTOCOL, Exec, JSON_LINES, Progress, Sandbox, Sandboxes,
-    Step, Traffic,
+    Create, DEFAULT_TENANT, Driver, EXEC_PROTOCOL, Exec, JSON_LINES, Mode, Progress, Sandbox,
+    Sandboxes, Step, Traffic,
 };
 
 /// Steps that a slow reader of progress may be behind; more are left out.
@@ -270,6 +270,10 @@ impl Api {
             vcpus: sandbox.vcpus,
             incarnation: sandbox.incarnation,
             revision: sandbox.revision,
+            mode: match sandbox.mode {
+                PolicyMode::Enforce => Mode::Enforce,
+                PolicyMode::Observe => Mode::Observe,
+            },
             pid: sandbox.pid,
             created: rfc3339(sandbox.created),
             traffic,

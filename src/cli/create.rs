@@ -14,7 +14,7 @@ use crate::client::{Client, Content};
 use crate::error::{Error, in_file};
 use crate::problem::Problem;
 use crate::units::Size;
-use crate::wire::{self, Driver, Sandbox, Step};
+use crate::wire::{self, Driver, Mode, Sandbox, Step};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Create {
@@ -26,6 +26,10 @@ pub(crate) struct Create {
     /// Host it may reach, as a rule of a policy would name it; may be given several times.
     #[arg(long, value_name = "HOST")]
     allow: Vec<String>,
+    /// Whether its policy refuses what it does not allow, or only records it; none: as the file
+    /// says, or `enforce`.
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
     /// Tenant it belongs to.
     #[arg(long)]
     tenant: Option<TenantName>,
@@ -72,7 +76,7 @@ impl Create {
     }
 
     fn policy(&self) -> Result<Option<Box<RawValue>>, Error> {
-        let document = match &self.policy {
+        let mut document = match &self.policy {
             Some(path) => {
                 let text = crate::cli::policy::read(path)?;
                 let json = crate::cli::policy::is_json(path);
@@ -89,14 +93,28 @@ impl Create {
                 });
                 policy.map_err(|problem| in_file(problem.into(), path))?.to_json()
             }
-            None if self.allow.is_empty() => return Ok(None),
+            None if self.allow.is_empty() && self.mode.is_none() => return Ok(None),
+            None if self.allow.is_empty() => json!({}),
             None => json!({ "rule": [{ "allow": self.allow }] }),
         };
+        if let (Some(mode), Some(keys)) = (self.mode, document.as_object_mut()) {
+            keys.insert("mode".to_owned(), json!(mode));
+        }
         Ok(serde_json::value::to_raw_value(&document).ok())
     }
 }
 
 fn done(made: &Sandbox) -> String {
+    let done = what_is_done(made);
+    match made.mode {
+        Mode::Enforce => done,
+        Mode::Observe => format!(
+            "{done}\nnote: it is in mode observe: what its policy refuses passes and is only recorded"
+        ),
+    }
+}
+
+fn what_is_done(made: &Sandbox) -> String {
     match made.driver {
         Driver::Qemu => format!("{} is {}", made.name, made.state),
         Driver::External => format!(

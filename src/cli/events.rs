@@ -97,6 +97,7 @@ fn told(record: &AuditRecord, screen: &Screen) -> String {
     let outcome = match record.outcome {
         Outcome::Allow => screen.good("allow "),
         Outcome::Closed => "closed".to_owned(),
+        Outcome::Observe => screen.doubtful("observe"),
         Outcome::Fail => screen.doubtful("fail  "),
         Outcome::Deny => screen.bad("deny  "),
     };

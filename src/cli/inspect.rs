@@ -6,7 +6,7 @@ use policy::{SandboxName, TenantName};
 use crate::cli::screen::{Screen, bytes, fields, table};
 use crate::client::{Client, Content};
 use crate::error::Error;
-use crate::wire::{Sandbox, Sandboxes};
+use crate::wire::{Mode, Sandbox, Sandboxes};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
@@ -35,8 +35,9 @@ impl List {
             found.sandboxes.retain(|sandbox| sandbox.tenant == *tenant);
         }
         screen.either(&found, |found| {
-            let header =
-                ["NAME", "TENANT", "STATE", "DRIVER", "TAP", "FLOWS", "OUT", "IN", "CREATED"];
+            let header = [
+                "NAME", "TENANT", "STATE", "MODE", "DRIVER", "TAP", "FLOWS", "OUT", "IN", "CREATED",
+            ];
             table(&header, found.sandboxes.iter().map(|sandbox| row(sandbox, screen)))
         })
     }
@@ -47,6 +48,7 @@ fn row(sandbox: &Sandbox, screen: &Screen) -> Vec<String> {
         sandbox.name.to_string(),
         sandbox.tenant.to_string(),
         state(sandbox, screen),
+        mode(sandbox, screen),
         driver(sandbox),
         sandbox.tap.clone(),
         sandbox.traffic.open_flows.to_string(),
@@ -61,6 +63,14 @@ fn state(sandbox: &Sandbox, screen: &Screen) -> String {
         "running" => screen.good("running"),
         "failed" => screen.bad("failed"),
         other => screen.doubtful(other),
+    }
+}
+
+/// Loud where nothing of the sandbox's own is refused.
+fn mode(sandbox: &Sandbox, screen: &Screen) -> String {
+    match sandbox.mode {
+        Mode::Enforce => "enforce".to_owned(),
+        Mode::Observe => screen.bad("OBSERVE"),
     }
 }
 
@@ -85,6 +95,7 @@ impl Show {
                 ("guest address", found.guest_ip.to_string()),
                 ("egress", egress.join(", ")),
                 ("policy revision", found.revision.to_string()),
+                ("policy mode", told_mode(found, screen)),
                 ("incarnation", found.incarnation.to_string()),
                 ("created", found.created.clone()),
                 ("open flows", found.traffic.open_flows.to_string()),
@@ -99,6 +110,14 @@ impl Show {
             }
             fields(&pairs)
         })
+    }
+}
+
+fn told_mode(sandbox: &Sandbox, screen: &Screen) -> String {
+    let mode = mode(sandbox, screen);
+    match sandbox.mode {
+        Mode::Enforce => mode,
+        Mode::Observe => format!("{mode}: what its policy refuses passes and is only recorded"),
     }
 }
 

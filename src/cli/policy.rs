@@ -1,4 +1,4 @@
-//! `postern policy`: get, set, allow, deny, explain.
+//! `postern policy`: get, set, allow, deny, mode, explain.
 
 use std::fmt;
 use std::io::Read;
@@ -13,7 +13,8 @@ use serde_json::{Map, Value, json};
 use crate::cli::screen::Screen;
 use crate::client::{Client, Content};
 use crate::error::{Error, in_file};
-use crate::wire::{Change, Explained, Question, TOML, Transport};
+use crate::problem::Problem;
+use crate::wire::{Change, Explained, Mode, Question, SetMode, TOML, Transport};
 
 /// The exit code of `explain` for a flow that would not pass.
 const DENIED: u8 = 4;
@@ -39,6 +40,17 @@ pub(crate) enum Policy {
     Allow(Rule),
     /// Add a rule that refuses something; it beats every rule that allows it.
     Deny(Rule),
+    /// Refuse what a policy does not allow, or only record it (and let it through).
+    Mode {
+        /// A sandbox, or `tenant/NAME`; the platform's policy is always enforced.
+        scope: Scope,
+        /// The mode.
+        #[arg(value_enum)]
+        mode: Mode,
+        /// Only if the policy is still at this revision.
+        #[arg(long, value_name = "N")]
+        if_revision: Option<u64>,
+    },
     /// Say what would happen to a flow, and why.
     Explain {
         /// The sandbox.
@@ -146,16 +158,22 @@ impl Policy {
                 let text = read(&file)?.into();
                 let content =
                     if is_json(&file) { Content::Json(text) } else { Content::Toml(text) };
-                let mut headers = HeaderMap::new();
-                if let Some(revision) = if_revision {
-                    headers.insert(header::IF_MATCH, HeaderValue::from(revision));
-                }
+                let headers = only_if(if_revision);
                 let sent = client.send(Method::PUT, &scope.to_string(), headers, content).await;
                 let answer = sent.map_err(|error| in_file(error, &file))?;
                 told(screen, &answer.json().await?)?;
             }
             Self::Allow(rule) => rule.add("allow", client, screen).await?,
             Self::Deny(rule) => rule.add("deny", client, screen).await?,
+            Self::Mode { scope: Scope::Platform, .. } => {
+                let problem = Problem::invalid("scope", "platform", "is always enforced");
+                return Err(problem.fix("name a sandbox, or tenant/NAME").into());
+            }
+            Self::Mode { scope, mode, if_revision } => {
+                let (path, headers) = (format!("{scope}/mode"), only_if(if_revision));
+                let body = Content::json(&SetMode { mode })?;
+                told(screen, &client.send(Method::PUT, &path, headers, body).await?.json().await?)?;
+            }
             Self::Explain { name, destination, method, path, protocol } => {
                 let question = Question { destination, method, path, protocol };
                 let at = format!("/v1/sandboxes/{name}/policy/explain");
@@ -166,6 +184,12 @@ impl Policy {
         }
         Ok(0)
     }
+}
+
+/// The header that makes a write depend on the revision that was read.
+fn only_if(revision: Option<u64>) -> HeaderMap {
+    let matching = revision.map(|revision| (header::IF_MATCH, HeaderValue::from(revision)));
+    matching.into_iter().collect()
 }
 
 async fn get(scope: &Scope, client: &Client, screen: &Screen) -> Result<(), Error> {
@@ -229,11 +253,11 @@ fn told(screen: &Screen, change: &Change) -> Result<(), Error> {
 }
 
 fn explained(answer: &Explained, screen: &Screen) -> String {
-    let verdict = if answer.allowed {
-        screen.good("passes")
-    } else {
-        let code = answer.explanation.get("code").and_then(Value::as_str).unwrap_or("refused");
-        screen.bad(&format!("refused: {code}"))
+    let code = |key| answer.explanation.get(key).and_then(Value::as_str);
+    let verdict = match (answer.allowed, code("would_deny")) {
+        (true, None) => screen.good("passes"),
+        (true, Some(code)) => screen.doubtful(&format!("passes, observed: {code}")),
+        (false, _) => screen.bad(&format!("refused: {}", code("code").unwrap_or("refused"))),
     };
     let sentences = answer.explanation.get("sentences").and_then(Value::as_array);
     let sentences = sentences.into_iter().flatten().filter_map(Value::as_str);

@@ -6,17 +6,20 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{AccessFlags, access};
 use policy::Host;
+use tokio::time::timeout;
 
+use crate::client::{Client, Endpoint};
 use crate::config::Config;
 use crate::doctor::Check;
 use crate::error::chain;
 use crate::host;
+use crate::wire::{Mode, Sandboxes};
 
 /// Rules of every kind that the fence is made of.
 const PROBE: &str = "\
@@ -42,6 +45,31 @@ const CAPABILITIES: &[(&str, u32)] = &[
 
 /// Room below which the state folder is called full, in bytes.
 const ROOM: u64 = 1 << 30;
+
+/// How long a daemon that runs may take to list its sandboxes.
+const LISTING: Duration = Duration::from_secs(2);
+
+/// Which sandboxes of the daemon that runs here are not enforced; nothing where none runs.
+pub(crate) async fn observing(config: &Config) -> Option<Check> {
+    let daemon = Client::new(Endpoint::Socket(config.api.socket.clone()), None);
+    let listed = timeout(LISTING, daemon.get::<Sandboxes>("/v1/sandboxes")).await.ok()?.ok()?;
+    let all = listed.sandboxes.iter();
+    let names: Vec<_> = all
+        .filter(|sandbox| sandbox.mode == Mode::Observe)
+        .map(|sandbox| sandbox.name.as_str())
+        .collect();
+    Some(match names.as_slice() {
+        [] => Check::ok("mode", "every sandbox is enforced"),
+        names => Check::warn(
+            "mode",
+            format!(
+                "in mode observe, nothing their policies refuse is refused: {}",
+                names.join(", ")
+            ),
+            "`postern policy mode NAME enforce` once their rules are complete",
+        ),
+    })
+}
 
 /// What the daemon cannot do without.
 pub(crate) fn essential(config: &Config) -> Vec<Check> {

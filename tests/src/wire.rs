@@ -35,6 +35,8 @@ pub struct Seen {
     pub opens: bool,
     /// Whether it is a TCP reset.
     pub reset: bool,
+    /// Bytes of payload of a TCP segment.
+    pub payload: usize,
     /// Length of the frame in bytes.
     pub length: usize,
 }
@@ -54,6 +56,7 @@ impl Seen {
             ports: None,
             opens: false,
             reset: false,
+            payload: 0,
             length: frame.len(),
         };
         let Ok(packet) = LaxSlicedPacket::from_ethernet(frame) else { return Some(seen) };
@@ -77,6 +80,7 @@ impl Seen {
                 seen.ports = Some((tcp.source_port(), tcp.destination_port()));
                 seen.opens = tcp.syn() && !tcp.ack();
                 seen.reset = tcp.rst();
+                seen.payload = tcp.payload().len();
             }
             Some(TransportSlice::Udp(udp)) => {
                 seen.ports = Some((udp.source_port(), udp.destination_port()));
@@ -143,6 +147,24 @@ impl Wire {
     /// When the capture thread panicked.
     pub fn frames(&self, wanted: impl Fn(&Seen) -> bool) -> Vec<Seen> {
         self.seen.lock().expect("frames").iter().filter(|seen| wanted(seen)).cloned().collect()
+    }
+
+    /// How many frames were seen up to the first one that `wanted` picks, which is counted.
+    ///
+    /// # Panics
+    /// When the capture thread panicked.
+    pub fn position(&self, wanted: impl Fn(&Seen) -> bool) -> Option<usize> {
+        let seen = self.seen.lock().expect("frames");
+        seen.iter().position(wanted).map(|at| at + 1)
+    }
+
+    /// The frames after the first `count` that `wanted` picks.
+    ///
+    /// # Panics
+    /// When the capture thread panicked.
+    pub fn frames_since(&self, count: usize, wanted: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+        let seen = self.seen.lock().expect("frames");
+        seen.iter().skip(count).filter(|seen| wanted(seen)).cloned().collect()
     }
 
     /// Whether a frame so far is one that `wanted` picks.

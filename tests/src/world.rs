@@ -63,6 +63,10 @@ pub struct Site {
     pub ip: Ipv4Addr,
 }
 
+/// A place in the capture of the uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark(usize);
+
 impl Site {
     /// A socket address of it.
     #[must_use]
@@ -224,9 +228,14 @@ impl World {
 
     /// The same for the frames that `wanted` picks.
     pub fn sent(&self, wanted: impl Fn(&Seen) -> bool) -> Vec<Seen> {
-        self.settle();
+        self.sent_since(Mark(0), wanted)
+    }
+
+    /// The same for the frames behind a mark.
+    pub fn sent_since(&self, mark: Mark, wanted: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+        self.mark();
         let ours = |seen: &Seen| seen.mac == UPLINK_MAC && !seen.is_from(HOST);
-        self.wire.frames(|seen| ours(seen) && wanted(seen))
+        self.wire.frames_since(mark.0, |seen| ours(seen) && wanted(seen))
     }
 
     /// Waits until all that the host has sent is in the capture.
@@ -234,6 +243,14 @@ impl World {
     /// # Panics
     /// When the marker is not seen: then the capture is broken, and silence proves nothing.
     pub fn settle(&self) {
+        self.mark();
+    }
+
+    /// The same, and gives the place of the marker: what is sent after this call is behind it.
+    ///
+    /// # Panics
+    /// As [`World::settle`].
+    pub fn mark(&self) -> Mark {
         static MARKER: AtomicU32 = AtomicU32::new(20_000);
         let port = u16::try_from(20_000 + MARKER.fetch_add(1, Ordering::Relaxed) % 40_000);
         let marker = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), port.expect("a port")));
@@ -243,8 +260,8 @@ impl World {
             socket.local_addr().expect("its address").port()
         });
         eventually("the capture sees the marker", Duration::from_secs(5), || {
-            self.wire.any(|seen| seen.ports == Some((from, marker.port()))).then_some(())
-        });
+            self.wire.position(|seen| seen.ports == Some((from, marker.port()))).map(Mark)
+        })
     }
 
     /// Requests that origins got for this host name.

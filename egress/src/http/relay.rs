@@ -60,8 +60,7 @@ pub(super) struct Relayed {
 }
 
 /// The account of an exchange, which gets its bytes when it ends: with its last body, because a far
-/// side may answer long before it has the whole request. After that nothing of the connection is let
-/// through.
+/// side may answer long before it has the whole request. After that the connection rests.
 #[derive(Debug)]
 pub(super) struct Ending {
     /// What the far side answered.
@@ -106,11 +105,11 @@ impl Far {
             .handshake(TokioIo::new(wire))
             .await
             .map_err(io::Error::other)?;
-        let (cut, idle, quiet) = (flow.signal(), guest.limits.idle, Arc::clone(&traffic));
+        let (held, idle, quiet) = (flow.hold(), guest.limits.idle, Arc::clone(&traffic));
         tokio::spawn(async move {
             let cut = tokio::select! {
                 biased;
-                () = cut => true,
+                () = held.cut() => true,
                 // A far side that takes no more may keep it from noticing that the guest is gone.
                 () = quiet.quiet_for(idle) => true,
                 _ = &mut connection => false,
@@ -167,7 +166,7 @@ impl Drop for Ending {
         self.account.record.status = self.status.get().map(StatusCode::as_u16);
         self.account.record.bytes_in = Some(read - self.before.0);
         self.account.record.bytes_out = Some(written - self.before.1);
-        self.account.flow().forget(&self.judged);
+        self.account.flow().rest(&self.judged);
     }
 }
 

@@ -9,7 +9,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use policy::Code;
-use policy::audit::Outcome;
+use policy::audit::{Kind, Outcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -56,10 +56,31 @@ fn a_request_under_way_is_cut_when_the_policy_is_tightened() {
         }
         assert_eq!(asked.lock().expect("unpoisoned").len(), 1);
         place.write("", 2);
-        assert_eq!(place.router.rejudge(place.slot).cut, 1);
+        assert_eq!(soon(place.rejudge()).await.cut, 1);
         assert!(soon(stream.read_u8()).await.is_err());
         let closed = place.record(|r| r.outcome == Outcome::Closed).await;
         assert_eq!(closed.code, Some(Code::PolicyChanged));
+    });
+}
+
+#[test]
+fn a_kept_connection_is_cut_between_two_requests_when_its_last_one_is_denied() {
+    run(RULES, async |place| {
+        let (peers, _) = echo(place.origin(ORIGIN, 80));
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request = "GET /last HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
+        assert_eq!(exchange(&mut stream, request).await.0, 200);
+        place.record(|r| r.outcome == Outcome::Closed).await;
+        place.write(RULES, 2);
+        assert_eq!(soon(place.rejudge()).await.cut, 0, "an equal policy cuts nothing");
+        place.write("", 3);
+        assert_eq!(soon(place.rejudge()).await.cut, 1);
+        assert!(soon(stream.read_u8()).await.is_err());
+        assert_eq!(peers.lock().expect("unpoisoned").len(), 1);
+        let closed = place.record(|r| r.code == Some(Code::PolicyChanged)).await;
+        assert_eq!((closed.kind, closed.outcome), (Kind::Connection, Outcome::Closed));
+        assert_eq!(closed.name.as_deref(), Some("web.example.com"));
+        assert_eq!(closed.revision.map(|revision| revision.0), Some(3));
     });
 }
 
@@ -83,7 +104,7 @@ fn what_follows_an_early_answer_is_cut_and_accounted_like_what_came_before_it() 
         })
         .await;
         place.write("", 2);
-        assert_eq!(place.router.rejudge(place.slot).cut, 1);
+        assert_eq!(soon(place.rejudge()).await.cut, 1);
         assert!(soon(stream.read_u8()).await.is_err());
         let closed = place.record(|r| r.outcome == Outcome::Closed).await;
         assert_eq!((closed.code, closed.status), (Some(Code::PolicyChanged), Some(200)));

@@ -210,10 +210,10 @@ fn a_policy_that_is_tightened_cuts_the_connection_it_denies() {
         let mut stream = soon(tls.client(stream, "api.example.com")).await.expect("a handshake");
 
         place.write(RULES, 2);
-        let kept = place.router.rejudge(place.slot);
+        let kept = soon(place.rejudge()).await;
         assert_eq!((kept.checked, kept.cut), (1, 0), "an equal policy cuts nothing");
         place.write("", 3);
-        assert_eq!(place.router.rejudge(place.slot).cut, 1);
+        assert_eq!(soon(place.rejudge()).await.cut, 1);
         let error = soon(stream.read_u8()).await.expect_err("cut");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
         let closed = place.record(|r| r.outcome == Outcome::Closed).await;

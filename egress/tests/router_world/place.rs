@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dns::{Resolver, ResolverConfig};
-use egress::{Attachment, Config, Limits, Router};
+use egress::{Attachment, Config, Limits, Rejudged, Router};
 use nix::sched::{CloneFlags, setns};
 use policy::{
     AuditRecord, Compiled, Layer, OwnAddresses, Policy, PolicyHandle, Revision, Slot, Subject,
@@ -192,6 +192,11 @@ impl Place {
     /// Takes the sandbox's egress address from the host.
     pub(crate) fn lose_egress(&self) {
         self.land.ip("h", &format!("addr del {EGRESS}/24 dev wan"));
+    }
+
+    /// Judges the guest's open connections again, by the policy in force now.
+    pub(crate) async fn rejudge(&self) -> Rejudged {
+        self.router.rejudge(&[self.slot]).await
     }
 
     /// Puts another policy in force.

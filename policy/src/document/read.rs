@@ -2,11 +2,11 @@
 
 use crate::document::source::{Node, Value};
 use crate::document::{
-    Conditions, Ech, Effect, Peer, Policy, PolicyError, PortRange, Protocol, Rule,
+    Conditions, Ech, Effect, Peer, Policy, PolicyError, PolicyMode, PortRange, Protocol, Rule,
 };
 use crate::path::PathGlob;
 
-const TOP: &[&str] = &["default", "rule"];
+const TOP: &[&str] = &["default", "mode", "rule"];
 const KEYS: &[&str] =
     &["allow", "deny", "ports", "protocol", "methods", "paths", "ech", "always", "comment"];
 const MAX_COMMENT: usize = 1000;
@@ -18,6 +18,12 @@ pub(crate) fn policy(root: &Node<'_>) -> Result<Policy, PolicyError> {
         Some(value) => value.one_of(&[("deny", Effect::Deny), ("allow", Effect::Allow)])?,
         None => Effect::Deny,
     };
+    let mode = match table.get("mode") {
+        Some(value) => {
+            value.one_of(&[("enforce", PolicyMode::Enforce), ("observe", PolicyMode::Observe)])?
+        }
+        None => PolicyMode::Enforce,
+    };
     let rules = match table.get("rule") {
         Some(rules) => {
             let rules = rules.list("tables, one for each rule")?;
@@ -25,7 +31,7 @@ pub(crate) fn policy(root: &Node<'_>) -> Result<Policy, PolicyError> {
         }
         None => Vec::new(),
     };
-    Policy::checked(default, rules)
+    Policy::checked(default, mode, rules)
 }
 
 fn rule(at: &Field<'_>) -> Result<Rule, PolicyError> {

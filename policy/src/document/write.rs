@@ -2,11 +2,13 @@
 
 use serde::Serialize;
 
-use crate::document::{Ech, Effect, Policy, PortRange, Protocol, Rule};
+use crate::document::{Ech, Effect, Policy, PolicyMode, PortRange, Protocol, Rule};
 
 #[derive(Serialize)]
 struct Document {
     default: Effect,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<PolicyMode>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rule: Vec<Row>,
 }
@@ -59,7 +61,11 @@ pub(crate) fn json(policy: &Policy) -> serde_json::Value {
 }
 
 fn document(policy: &Policy) -> Document {
-    Document { default: policy.default, rule: policy.rules.iter().map(row).collect() }
+    Document {
+        default: policy.default,
+        mode: (policy.mode != PolicyMode::default()).then_some(policy.mode),
+        rule: policy.rules.iter().map(row).collect(),
+    }
 }
 
 fn row(rule: &Rule) -> Row {

@@ -21,6 +21,7 @@ fn an_empty_document_is_the_policy_that_denies_everything() {
 fn every_key_is_read_alike_from_toml_and_json() {
     let toml = r#"
         default = "allow"
+        mode = "observe"
         [[rule]]
         allow = ["API.github.com.", "*.example.com"]
         ports = [443, "8000-8099"]
@@ -37,7 +38,7 @@ fn every_key_is_read_alike_from_toml_and_json() {
         { "allow": ["api.github.com", "*.example.com"], "ports": [443, "8000-8099"],
           "methods": ["GET", "M-SEARCH"], "paths": ["/v1/**", "/a*"], "ech": "deny", "always": true, "comment": "why" },
         { "deny": ["203.0.113.0/24", "2001:db8::1/128", "10.1.2.3/32"], "protocol": "udp" }
-    ], "default": "allow" }"#;
+    ], "default": "allow", "mode": "observe" }"#;
     let policy = Policy::from_toml(toml).expect("toml");
     assert_eq!(Policy::from_json(json), Ok(policy.clone()));
     assert_eq!(policy.rules().len(), 2);
@@ -54,7 +55,8 @@ const REFUSED: &[(&str, &str, usize, &str)] = &[
     ),
     ("\ndefualt = \"deny\"", "", 2, "\"defualt\" is not a known key; did you mean 'default'?"),
     ("rules = []", "", 1, "did you mean 'rule'?"),
-    ("zzzzzz = 1", "", 1, "the keys are default, rule"),
+    ("mode = \"audit\"", "mode", 1, "write \"enforce\" or \"observe\""),
+    ("zzzzzz = 1", "", 1, "the keys are default, mode, rule"),
     ("rule = 3", "rule", 1, "is a number; write a list of tables"),
     ("rule = [3]", "rule[0]", 1, "is a number; write a table"),
     ("[[rule]]\nalow = [\"a.ex.org\"]", "rule[0]", 2, "did you mean 'allow'?"),
@@ -361,6 +363,15 @@ fn always_belongs_to_the_platform_alone() {
         assert_eq!(error.field, "rule[0].always");
         assert!(error.to_string().contains(layer.as_str()), "{error}");
     }
+}
+
+#[test]
+fn the_policy_of_the_platform_is_always_enforced() {
+    let policy = Policy::from_toml("mode = \"observe\"").expect("policy");
+    for layer in [Layer::Tenant, Layer::Sandbox] {
+        assert_eq!(policy.check_layer(layer), Ok(()));
+    }
+    assert_eq!(policy.check_layer(Layer::Platform).expect_err("refused").field, "mode");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use policy::path::PathGlob;
 use policy::reason::Code;
 use policy::{
     AddressClass, Compiled, Effect, Evidence, Flow, Host, Layer, OwnAddresses, Peer, Policy,
-    Protocol, Revision, Rule, Target, Verdict, explain,
+    PolicyMode, Protocol, Revision, Rule, Target, Verdict, explain,
 };
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
@@ -148,6 +148,38 @@ fn layers() -> impl Strategy<Value = Vec<(Layer, Policy)>> {
     )
 }
 
+/// The same, with each layer but the platform's in one mode or the other.
+fn observing() -> impl Strategy<Value = Vec<(Layer, Policy)>> {
+    (layers(), any::<[bool; 2]>()).prop_map(|(mut layers, [tenant, sandbox])| {
+        for (layer, policy) in &mut layers {
+            let observes = match layer {
+                Layer::Platform => false,
+                Layer::Tenant => tenant,
+                Layer::Sandbox => sandbox,
+            };
+            if observes {
+                *policy = policy.with_mode(PolicyMode::Observe);
+            }
+        }
+        layers
+    })
+}
+
+/// What a layer in mode observe comes to where it would refuse: a rule for everything.
+const EVERYTHING: &str = "default = \"allow\"\n[[rule]]\nallow = [\"*\", \"0.0.0.0/0\", \"::/0\"]\n\
+                          ports = [\"1-65535\"]\n";
+
+fn mapped(
+    layers: &[(Layer, Policy)],
+    observed: impl Fn(&Policy) -> Policy,
+) -> Vec<(Layer, Policy)> {
+    let one = |(layer, policy): &(Layer, Policy)| match policy.mode() {
+        PolicyMode::Enforce => (*layer, policy.clone()),
+        PolicyMode::Observe => (*layer, observed(policy)),
+    };
+    layers.iter().map(one).collect()
+}
+
 fn borrowed(layers: &[(Layer, Policy)]) -> Vec<(Layer, &Policy)> {
     layers.iter().map(|(layer, policy)| (*layer, policy)).collect()
 }
@@ -180,7 +212,7 @@ proptest! {
         prop_assert_eq!(got, expected);
     }
 
-    /// Promise 26.
+    /// Promise 26. Attack F06.
     #[test]
     fn deny_beats_allow_whatever_the_order(
         layers in layers(),
@@ -257,7 +289,49 @@ proptest! {
     }
 
     #[test]
-    fn an_explanation_agrees_with_the_verdict(layers in layers(), flow in flows()) {
+    fn observing_refuses_only_what_others_refuse_and_says_what_it_would_have(
+        layers in observing(),
+        flow in flows(),
+    ) {
+        let flow = flow.flow();
+        let enforced = mapped(&layers, |policy| policy.with_mode(PolicyMode::Enforce));
+        let open = mapped(&layers, |_| Policy::from_toml(EVERYTHING).expect("a policy"));
+        let before = gist(&verdict(&enforced, &flow));
+        let udp = flow.protocol == Protocol::Udp && !matches!(flow.evidence, Evidence::Question(_));
+        let expected = match (&before, udp) {
+            (Err(_), false) => gist(&verdict(&open, &flow)),
+            _ => before.clone(),
+        };
+        let got = verdict(&layers, &flow);
+        prop_assert_eq!(gist(&got).ok(), expected.ok());
+        if let Verdict::Pass(permit) = got {
+            prop_assert_eq!(permit.would_deny().map(|denial| denial.code), before.err());
+        }
+    }
+
+    #[test]
+    fn observing_opens_no_special_purpose_address(layers in observing(), flow in flows()) {
+        let compiled = Compiled::new(&borrowed(&layers), Revision(1));
+        let enforced = mapped(&layers, |policy| policy.with_mode(PolicyMode::Enforce));
+        let enforced = Compiled::new(&borrowed(&enforced), Revision(1));
+        let own = OwnAddresses::new(["1.1.1.1".parse().expect("address")]);
+        let Verdict::Pass(permit) = compiled.judge(&flow.flow()) else { return Ok(()) };
+        for text in ADDRESSES {
+            let address: IpAddr = text.parse().expect("address");
+            let told = compiled.judge_address(&permit, address, &own).is_ok();
+            let would = enforced.judge_address(&permit, address, &own).is_ok();
+            if AddressClass::of(address, &own) == AddressClass::Public {
+                prop_assert!(told || !would, "{} is closed", address);
+                let noted = compiled.would_deny(&permit, address, &own).is_some();
+                prop_assert!(!told || would || noted, "{} is not noted", address);
+            } else {
+                prop_assert_eq!(told, would, "{}", address);
+            }
+        }
+    }
+
+    #[test]
+    fn an_explanation_agrees_with_the_verdict(layers in observing(), flow in flows()) {
         let compiled = Compiled::new(&borrowed(&layers), Revision(7));
         let own = OwnAddresses::default();
         let told = explain(&compiled, &flow.flow(), &own);
@@ -286,13 +360,18 @@ proptest! {
     }
 
     #[test]
-    fn a_policy_is_read_back_equal_from_toml_and_json(policy in policies(true)) {
+    fn a_policy_is_read_back_equal_from_toml_and_json(
+        policy in policies(true),
+        observes in any::<bool>(),
+    ) {
+        let mode = if observes { PolicyMode::Observe } else { PolicyMode::Enforce };
+        let policy = policy.with_mode(mode);
         prop_assert_eq!(Policy::from_toml(&policy.to_toml()), Ok(policy.clone()));
         prop_assert_eq!(Policy::from_json(&policy.to_json().to_string()), Ok(policy.clone()));
     }
 
     #[test]
-    fn no_text_breaks_the_reader(text in "(\\[\\[rule\\]\\]\n|allow = |\\[|\\]|\"|a\\.ex\\.org|\\{|\\}|:|,|default|\\PC|\n){0,20}") {
+    fn no_text_breaks_the_reader(text in "(\\[\\[rule\\]\\]\n|allow = |\\[|\\]|\"|a\\.ex\\.org|mode = \"observe\"|\\{|\\}|:|,|default|\\PC|\n){0,20}") {
         for read in [Policy::from_toml(&text), Policy::from_json(&text)] {
             if let Err(error) = read {
                 prop_assert!(!error.problem.is_empty() && !error.fix.is_empty());
