@@ -61,7 +61,7 @@ fn a_policy_acts_on_the_next_connection_as_soon_as_it_is_answered() {
     assert_eq!(world.requests(&api.name).len(), 3);
 }
 
-/// Promise 19. The old policy stays, whatever is wrong with the new one.
+/// Promise 19. Attack P53. The old policy stays, whatever is wrong with the new one.
 #[test]
 fn a_bad_policy_is_refused_with_the_field_and_the_fix_and_the_old_one_stays() {
     let world = World::shared();
@@ -81,6 +81,10 @@ fn a_bad_policy_is_refused_with_the_field_and_the_fix_and_the_old_one_stays() {
         ("[[rule]]\nallow = [\"a.example.com\"]\nmethods = [\"get it\"]\n", "rule[0].methods[0]"),
         ("[[rule]]\nallow = [\"a.example.com\"]\npaths = [\"v1\"]\n", "rule[0].paths[0]"),
         ("default = \"maybe\"\n", "default"),
+        ("mode = \"audit\"\n", "mode"),
+        ("[[rule]]\nallow = [\"10.0.0.0/net\"]\n", "rule[0].allow[0]"),
+        ("[[rule]]\npermit = [\"a.example.com\"]\n", "rule[0]"),
+        ("[[rule]]\nallow = [\"a.example.com\"]\nsecret = \"none\"\n", "rule[0]"),
         (
             "[[rule]]\nallow = [\"a.example.com\"]\n[[rule]]\nallow = [\"A.example.com.\"]\n",
             "rule[1].allow[0]",

@@ -42,7 +42,7 @@ fn a_denied_tls_name_is_refused_at_the_address_of_an_allowed_one() {
     guest.event(&[("outcome", "deny"), ("name", &other.name), ("code", "no-rule")]);
 }
 
-/// Promise 4. The guest's idea of an address is evidence, not authority.
+/// Promise 4. Attacks F01, F02, P02. The guest's idea of an address is evidence, not authority.
 #[test]
 fn an_allowed_name_at_the_attackers_address_goes_to_our_own_resolution() {
     let world = World::shared();
@@ -105,7 +105,7 @@ fn http_to_an_address_is_refused() {
     guest.reaches(&api);
 }
 
-/// Promise 5. Any other TCP, at once.
+/// Promise 5. Attack F12. Any other TCP, at once; the manual says that it is accepted before it is judged.
 #[test]
 fn any_other_tcp_is_reset_at_once() {
     let world = World::shared();
@@ -139,7 +139,7 @@ fn an_allowed_name_on_another_port_is_refused_with_code_port() {
     guest.event(&[("outcome", "deny"), ("code", "port")]);
 }
 
-/// Promise 5. On 443 and 80 only TLS and HTTP pass, whatever was told about the address.
+/// Promise 5. Attack D10. On 443 and 80 only TLS and HTTP pass, whatever was told about the address.
 #[test]
 fn bytes_that_are_neither_tls_nor_http_are_undecidable_and_reset() {
     let world = World::shared();
@@ -186,7 +186,7 @@ fn icmp_error(to: SocketAddr) -> (io::ErrorKind, Duration) {
     (error.kind(), start.elapsed())
 }
 
-/// Promise 10. The metadata service of the cloud is not reached by any spelling.
+/// Promise 10. Attack F04. The metadata service of the cloud is not reached by any spelling.
 #[test]
 fn the_metadata_service_is_refused_by_address_and_by_a_name_that_leads_there() {
     let world = World::shared();

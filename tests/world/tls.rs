@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use world::client::{self, ACCESS_DENIED, AT_ONCE, PATIENT};
 use world::{World, allow};
 
-/// Promise 13. The verdict does not depend on how the bytes were cut.
+/// Promise 13. Attacks D01, P06. The verdict does not depend on how the bytes were cut.
 #[test]
 fn a_client_hello_sent_byte_by_byte_is_read_like_a_whole_one() {
     let world = World::shared();
@@ -35,7 +35,7 @@ fn a_client_hello_sent_byte_by_byte_is_read_like_a_whole_one() {
     assert_eq!(world.sent_to(sink.ip), []);
 }
 
-/// Promise 13. Nor on how the handshake was cut into records.
+/// Promise 13. Attacks D02, P06. Nor on how the handshake was cut into records.
 #[test]
 fn a_client_hello_in_many_records_is_read_like_one() {
     let world = World::shared();
@@ -64,7 +64,7 @@ fn in_records_of(hello: &[u8], size: usize) -> Vec<u8> {
     records.collect()
 }
 
-/// Promise 13. A hello that lies about a length, or says two names, is no hello.
+/// Promise 13. Attacks D09, D12, D20. A hello that lies about a length, or says two names, is no hello.
 #[test]
 fn a_malformed_client_hello_is_refused_and_the_far_side_hears_nothing() {
     let world = World::shared();

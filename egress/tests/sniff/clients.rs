@@ -40,6 +40,7 @@ pub(crate) const CLIENTS: &[(&str, bool, &[&str], bool)] = &[
 ];
 const BOTH: &[&str] = &["h2", "http/1.1"];
 
+/// Attacks D04, D05. Those with `true` behind their name, and all of Chrome's, send GREASE.
 #[test]
 fn every_recorded_client_is_read_for_what_it_sent() {
     for &(client, ech, alpn, tls13) in CLIENTS {
@@ -57,7 +58,7 @@ fn every_recorded_hello_is_in_the_table() {
     assert_eq!(files, CLIENTS.len());
 }
 
-/// Promise 13.
+/// Promise 13. Attacks D01, P06.
 #[test]
 fn a_hello_reads_the_same_wherever_its_segments_are_cut() {
     for (client, ..) in CLIENTS {
@@ -75,7 +76,7 @@ fn a_hello_reads_the_same_wherever_its_segments_are_cut() {
     }
 }
 
-/// Promise 13.
+/// Promise 13. Attacks D02, P06.
 #[test]
 fn a_hello_reads_the_same_wherever_its_records_are_cut() {
     for (client, ..) in CLIENTS {
