@@ -202,7 +202,7 @@ async fn get(scope: &Scope, client: &Client, screen: &Screen) -> Result<(), Erro
     let text = answer.text().await?;
     if revision == "0" && !screen.is_json() {
         // What stands in its place denies everything, and would if it were written.
-        return screen.line(&format!("# none set: {}", scope.unset()));
+        return screen.line(format!("# none set: {}", scope.unset()));
     }
     screen.note(format_args!("# revision {revision}"));
     screen.line(text.trim_end())
