@@ -22,6 +22,17 @@ fn tiny(to: &Site) -> Vec<u8> {
     frame
 }
 
+/// A question that is none, of the least length.
+fn question(to: &Site) -> Vec<u8> {
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(GUEST_MAC, GATEWAY_MAC)
+        .ipv4(GUEST_IP.octets(), to.ip.octets(), 64)
+        .udp(40_000, 53)
+        .write(&mut frame, b"x")
+        .expect("a frame");
+    frame
+}
+
 /// How long each of these requests of a guest takes, in order of length.
 fn requests(guest: &Guest<'_>, to: &Site, count: usize) -> Vec<Duration> {
     let text = format!("GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", to.name);
@@ -40,17 +51,16 @@ fn requests(guest: &Guest<'_>, to: &Site, count: usize) -> Vec<Duration> {
 
 /// The same while another guest sends tiny frames as fast as it can; and how many it sent.
 fn requests_in_a_flood(
-    (flooding, target): (&Guest<'_>, &Site),
+    (flooding, frame): (&Guest<'_>, &[u8]),
     (guest, to): (&Guest<'_>, &Site),
     count: usize,
 ) -> (Vec<Duration>, usize) {
     let (sent, done) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let frame = tiny(target);
     let took = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Relaxed) {
                 // A tap whose queue is full refuses it, as it would a hypervisor.
-                let _ = flooding.cable.inject(&frame);
+                let _ = flooding.cable.inject(frame);
                 sent.fetch_add(1, Relaxed);
             }
         });
@@ -71,8 +81,10 @@ fn a_flood_of_tiny_frames_is_dropped_at_the_tap_and_a_neighbour_goes_on() {
     let world = World::with("[guests]\npackets = 2000\n");
     let (api, sink) = (world.site("api"), world.attacker());
     let (flooding, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
-    let (took, _) = requests_in_a_flood((&flooding, &sink), (&other, &api), 50);
-    assert!(took.last().is_some_and(|longest| *longest < PATIENT), "{took:?}");
+    for frame in [tiny(&sink), question(&sink)] {
+        let (took, _) = requests_in_a_flood((&flooding, &frame), (&other, &api), 50);
+        assert!(took.last().is_some_and(|longest| *longest < PATIENT), "{took:?}");
+    }
     world.event_that(&flooding.name, "of its rate", |record| {
         record["detail"].as_str().is_some_and(|detail| detail.starts_with("rate"))
     });
@@ -92,13 +104,20 @@ fn what_a_flood_of_tiny_frames_costs_a_neighbour() {
         let (flooding, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
         let at = |took: &[Duration], share: usize| took[(took.len() - 1) * share / 100];
         let alone = requests(&other, &api, 300);
-        let (took, sent) = requests_in_a_flood((&flooding, &sink), (&other, &api), 300);
-        println!(
-            "{packets} frames a second: alone p50 {:?} p99 {:?}, in the flood p50 {:?} p99 {:?}, {sent} sent",
-            at(&alone, 50),
-            at(&alone, 99),
-            at(&took, 50),
-            at(&took, 99),
-        );
+        let figures = |took: &[Duration]| (at(took, 50), at(took, 99));
+        println!("{packets} frames a second: alone p50, p99 {:?}", figures(&alone));
+        for (what, frame) in [("segments", tiny(&sink)), ("questions", question(&sink))] {
+            let before = processor_time(&world);
+            let (took, sent) = requests_in_a_flood((&flooding, &frame), (&other, &api), 300);
+            let used = processor_time(&world) - before;
+            println!("  {sent} {what}: {:?}, the daemon {used} ticks", figures(&took));
+        }
     }
+}
+
+/// What the daemon has used of the processors, in ticks (proc(5)).
+fn processor_time(world: &World) -> u64 {
+    let pid = world.daemon().pid().expect("it runs");
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its figures");
+    stat.split_whitespace().skip(13).take(2).filter_map(|n| n.parse::<u64>().ok()).sum()
 }

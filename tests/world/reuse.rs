@@ -21,7 +21,7 @@ use world::{Guest, Site, World, allow};
 /// One slot, which does not rest: the next guest comes at once.
 const ONE_SLOT: &str = "[guests]\nsandboxes = 1\nslot_rest = \"0ms\"\n";
 /// How long the new tap is listened to.
-const LISTEN: Duration = Duration::from_secs(2);
+const LISTEN: Duration = Duration::from_secs(3);
 
 /// A new sandbox's tap, held as a hypervisor holds it, so that no frame to it is missed.
 struct Bare {
@@ -99,6 +99,24 @@ fn clog(guest: &Guest<'_>, echo: &Site) -> Vec<TcpStream> {
     })
 }
 
+/// Asks for much and reads nothing of it, so that what is queued is for the guest alone.
+fn fetch_unread(guest: &Guest<'_>, site: &Site) -> Vec<TcpStream> {
+    let text = format!("GET /bytes/12000000 HTTP/1.1\r\nHost: {}\r\n\r\n", site.name);
+    guest.run(|| {
+        let fetch = |n: u16| {
+            let mut stream = connect_from(42_000 + n, site.at(port::HTTP));
+            stream.write_all(text.as_bytes()).expect("sent");
+            // Its window is shut once this much has come.
+            eventually("much has come", PATIENT, || {
+                let come = stream.peek(&mut [0; 1 << 16]).expect("the answer");
+                (come > 1 << 15).then_some(())
+            });
+            stream
+        };
+        (0..4).map(fetch).collect()
+    })
+}
+
 /// Promise 28. Attacks B12, P36. Removed with everything in flight: bytes queued towards the guest,
 /// from it and at the far side, which goes on sending, questions that are still open. The next guest
 /// gets the same slot at once, and on its tap there is silence.
@@ -121,6 +139,7 @@ fn nothing_of_a_removed_guest_reaches_the_next_one_of_its_slot_nor_the_other_way
         .filter_map(|seen| seen.ports.map(|(from, _)| from))
         .collect();
     assert_eq!(ours.len(), held.len());
+    let fetched = fetch_unread(&old, &api);
     // Half a hello, and questions nobody has answered yet.
     let half = old.run(|| connect_from(41_000, api.at(443)));
     (&half).write_all(&client::client_hello(&world.authority, &api.name)[..40]).expect("sent");
@@ -173,7 +192,7 @@ fn nothing_of_a_removed_guest_reaches_the_next_one_of_its_slot_nor_the_other_way
         let answered = |seen: &Seen| seen.ports == Some((53, 31_000));
         next.frames().iter().any(answered).then_some(())
     });
-    drop((held, half));
+    drop((held, fetched, half));
     let Bare { name, tap, .. } = next;
     drop(tap);
     assert_eq!(world.api("DELETE", &format!("/v1/sandboxes/{name}"), &[]).status, 204);
