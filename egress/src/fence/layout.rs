@@ -26,6 +26,8 @@ const QUIC_PORT: u16 = 443;
 /// How many bytes of a dropped packet are looked at, and how often.
 const SNAPLEN: u32 = 128;
 const SAMPLES: Expr = Expr::Limit { rate: 10, burst: 20 };
+/// What of questions is worth to be read by who answers them: several times as many as are answered.
+const QUESTIONS: Expr = Expr::Limit { rate: 1000, burst: 2000 };
 /// Offset of the checksum in an IPv4 header, and of the quoted header's in an ICMP error.
 const IP_CHECKSUM: u32 = 10;
 const QUOTED_CHECKSUM: u32 = 18;
@@ -272,10 +274,11 @@ fn guest_rules(slot: Slot, fence: &SlotFence) -> Vec<Rule> {
     let mut rules = vec![
         Rule::new([&opening(false)[..], &admit].concat()),
         Rule::new([&opening(true)[..], &[rate], &admit].concat()),
-        Rule::new([&udp_to(DNS_PORT)[..], &admit].concat()),
+        Rule::new([&udp_to(DNS_PORT)[..], &[QUESTIONS], &admit].concat()),
     ];
     let named = [
         refusal(slot, fence, Reason::SynRate, &opening(true), &[Expr::Drop]),
+        refusal(slot, fence, Reason::Rate, &udp_to(DNS_PORT), &[Expr::Drop]),
         refusal(slot, fence, Reason::Quic, &udp_to(QUIC_PORT), &refuse(slot)),
         refusal(slot, fence, Reason::Udp, &udp, &refuse(slot)),
     ];

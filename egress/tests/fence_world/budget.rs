@@ -58,6 +58,24 @@ async fn bytes_above_the_budget_of_a_slot_are_dropped_and_counted() {
     assert!((150..250).contains(&found), "{found} of 400");
 }
 
+/// Attack A14. Questions cost who answers them: those that would not be answered anyhow end here.
+#[tokio::test]
+async fn questions_above_what_is_answered_are_dropped_and_counted() {
+    const SENT: u64 = 6000;
+    let (world, netns) = world().await;
+    fence::install_base(&world, 3128).await.expect("the base");
+    let guest = guest(&netns, slot(1));
+    attach(&world, slot(1), &SlotFence::new(GROUP), &guest).await;
+    let mut wire = Wire::of(&guest);
+    let started = Instant::now();
+    for _ in 0..SENT {
+        wire.send(&frames::dns_question());
+    }
+    let passed = 2000 + 1000 * (started.elapsed().as_secs() + 1);
+    let found = counted(&world, slot(1)).await["rate"];
+    assert!(found <= SENT - 2000 && found >= SENT.saturating_sub(passed), "{found} of {SENT}");
+}
+
 #[tokio::test]
 async fn nft_reads_a_budget_as_it_is_printed() {
     let (ours, netns) = world().await;
