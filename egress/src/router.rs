@@ -19,7 +19,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tokio::task::JoinSet;
 use tokio::task::coop::consume_budget;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::accept;
 use crate::conn;
@@ -213,6 +213,7 @@ impl Router {
     /// was queued on them can leave any more. To be called after the policies are stored.
     pub async fn rejudge(&self, slots: &[Slot]) -> Rejudged {
         let (ending, mut done) = (Ending::new(), Rejudged::default());
+        let begun = Instant::now();
         for slot in slots {
             let guest = self.shared.seats().get(slot).map(|seat| Arc::clone(&seat.guest));
             let Some(guest) = guest else { continue };
@@ -221,9 +222,12 @@ impl Router {
             done.cut += one.cut;
             consume_budget().await;
         }
+        let judged = begun.elapsed();
         if timeout(DRAIN, ending.over()).await.is_err() {
             tracing::error!(cut = done.cut, "connections outlive their cut");
         }
+        let Rejudged { checked, cut } = done;
+        tracing::debug!(checked, cut, ?judged, over = ?begun.elapsed(), "judged again");
         done
     }
 

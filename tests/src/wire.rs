@@ -158,6 +158,15 @@ impl Wire {
         seen.iter().position(wanted).map(|at| at + 1)
     }
 
+    /// The frames among the first `count` that `wanted` picks.
+    ///
+    /// # Panics
+    /// When the capture thread panicked.
+    pub fn frames_until(&self, count: usize, wanted: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+        let seen = self.seen.lock().expect("frames");
+        seen.iter().take(count).filter(|seen| wanted(seen)).cloned().collect()
+    }
+
     /// The frames after the first `count` that `wanted` picks.
     ///
     /// # Panics

@@ -238,6 +238,12 @@ impl World {
         self.wire.frames_since(mark.0, |seen| ours(seen) && wanted(seen))
     }
 
+    /// The same for the frames before a mark.
+    pub fn sent_until(&self, mark: Mark, wanted: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+        let ours = |seen: &Seen| seen.mac == UPLINK_MAC && !seen.is_from(HOST);
+        self.wire.frames_until(mark.0, |seen| ours(seen) && wanted(seen))
+    }
+
     /// Waits until all that the host has sent is in the capture.
     ///
     /// # Panics

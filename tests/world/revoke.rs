@@ -242,8 +242,8 @@ fn a_write_over_a_thousand_flows_cuts_the_denied_ones_and_nothing_of_them_leaves
         opening.into_iter().map(|one| one.join().expect("opened")).collect()
     });
     let half = SANDBOXES * EACH.iter().map(|(_, count)| count).sum::<usize>();
-    let denied: Vec<String> = sites.iter().flat_map(Sites::denied).collect();
-    let deny = format!("default = \"allow\"\n[[rule]]\ndeny = {denied:?}\n");
+    let names: Vec<String> = sites.iter().flat_map(Sites::denied).collect();
+    let deny = format!("default = \"allow\"\n[[rule]]\ndeny = {names:?}\n");
     let toml = ["-H", "content-type: application/toml", "--data-binary", &deny];
 
     // Those that write all the time find out by themselves that they are cut.
@@ -293,6 +293,15 @@ fn a_write_over_a_thousand_flows_cuts_the_denied_ones_and_nothing_of_them_leaves
         world.sent_since(mark, |seen| seen.payload > 0 && to.iter().any(|ip| seen.is_to(*ip)))
     };
     assert_eq!(carries(&far(false)), []);
+    let denied = far(false);
+    let mut ended: Vec<_> = world
+        .sent_until(mark, |seen| seen.reset && denied.iter().any(|ip| seen.is_to(*ip)))
+        .iter()
+        .filter_map(|seen| Some((seen.addresses?.1, seen.ports?)))
+        .collect();
+    ended.sort_unstable();
+    ended.dedup();
+    assert_eq!(ended.len(), half, "every one of them was over before the answer");
     assert!(!carries(&far(true)).is_empty(), "the control: what stays is seen on the same wire");
     let revision = answer.json["revision"].to_string();
     for guest in &guests {
