@@ -151,6 +151,11 @@ section! {
         attempts: usize = 2,
         /// Answers kept.
         cache_entries: u64 = 65_536,
+        /// Bytes of names under a wildcard that a sandbox may have asked upstream at once, for each
+        /// registrable domain; four times as many for all domains.
+        wildcard_burst: Size = Size(16 << 10),
+        /// The same a second, for long.
+        wildcard_rate: Size = Size(64),
     }
 }
 
@@ -267,6 +272,10 @@ impl Config {
                 packets: self.guests.packets,
                 bytes: (self.guests.bandwidth > Size(0)).then_some(self.guests.bandwidth.0),
                 ..egress::Limits::default()
+            },
+            names: dns::Names {
+                burst: u32::try_from(self.dns.wildcard_burst.0).unwrap_or(u32::MAX),
+                rate: u32::try_from(self.dns.wildcard_rate.0).unwrap_or(u32::MAX),
             },
         }
     }

@@ -161,6 +161,7 @@ fn errors_are_typed_below_the_program() {
     }
 }
 
+/// Attack C12.
 #[test]
 fn no_dependency_is_older_than_its_floor() {
     let lock: toml::Table = fs::read_to_string(root().join("Cargo.lock")).unwrap().parse().unwrap();

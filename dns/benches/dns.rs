@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use dns::{Guest, Pins, Resolver, ResolverConfig, Transport};
+use dns::{Asker, Guest, Names, Pins, Resolver, ResolverConfig, Transport};
 use hickory_proto::op::{Message, Query};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
@@ -39,7 +39,8 @@ fn answers(criterion: &mut Criterion) {
         let (trail, _) = Trail::bounded(1);
         let pins = Arc::new(Pins::new(1000));
         let own = OwnAddresses::default();
-        Guest::new(subject.clone(), policy.clone(), pins, own, resolver.clone(), trail)
+        let asker = Asker::new(resolver.clone(), Names::default());
+        Guest::new(subject.clone(), policy.clone(), pins, own, asker, true, trail)
     };
     let mut group = criterion.benchmark_group("dns");
     group.throughput(Throughput::Elements(QUESTIONS as u64));

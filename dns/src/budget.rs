@@ -27,16 +27,30 @@ impl Bucket {
         Self { full_at: now }
     }
 
-    /// Takes one token, if there is one.
-    pub(crate) fn take(&mut self, now: Instant) -> bool {
-        let token = Duration::from_secs(1) / RATE;
-        let full_at = self.full_at.max(now) + token;
-        let had = full_at.duration_since(now) <= token * BURST;
+    /// Takes what costs `price` of time, if the bucket, which is full after `most`, holds it.
+    pub(crate) fn take(&mut self, now: Instant, price: Duration, most: Duration) -> bool {
+        let had = self.has(now, price, most);
         if had {
-            self.full_at = full_at;
+            self.full_at = self.full_at.max(now) + price;
         }
         had
     }
+
+    /// Whether it could be taken.
+    pub(crate) fn has(&self, now: Instant, price: Duration, most: Duration) -> bool {
+        self.full_at.saturating_duration_since(now) + price <= most
+    }
+
+    /// Whether nothing is missing.
+    pub(crate) fn is_full(&self, now: Instant) -> bool {
+        self.full_at <= now
+    }
+}
+
+/// Takes one question of what a sandbox may ask.
+pub(crate) fn question(bucket: &mut Bucket, now: Instant) -> bool {
+    let token = Duration::from_secs(1) / RATE;
+    bucket.take(now, token, token * BURST)
 }
 
 /// Hands records to the trail, at most [`RECORDS`] in a second, and the sums of the others.
@@ -109,7 +123,8 @@ mod tests {
     fn a_burst_is_served_then_the_rate() {
         let start = Instant::now();
         let mut bucket = Bucket::new(start);
-        let taken = |bucket: &mut Bucket, now| (0..10_000).filter(|_| bucket.take(now)).count();
+        let taken =
+            |bucket: &mut Bucket, now| (0..10_000).filter(|_| question(bucket, now)).count();
         assert_eq!(taken(&mut bucket, start), BURST as usize);
         let later = start + Duration::from_millis(500);
         assert_eq!(taken(&mut bucket, later), RATE as usize / 2);

@@ -43,6 +43,12 @@ pub enum Error {
         /// What came of the last try.
         source: NetError,
     },
+    /// The sandbox has had as many bytes of names asked as it may; nobody was asked.
+    #[error("{host}: too many different names below one domain in too short a time")]
+    OverAllowance {
+        /// What was to be asked.
+        host: Host,
+    },
     /// The system's resolver configuration could not be read.
     #[error("reading the system's resolver configuration")]
     System(#[source] NetError),

@@ -5,11 +5,12 @@
 //!
 //! | type | answer |
 //! |---|---|
-//! | A | its public addresses, and those an address rule names |
+//! | A | its public addresses, and those an address rule names; if it has IPv6 addresses only, one that stands for it |
 //! | AAAA, HTTPS, SVCB, SRV | no such records (NODATA), from here: guests speak IPv4, and no hint or `ech` passes |
 //! | any other, ANY and zone transfers included | REFUSED: no channel of free text |
 //!
-//! Special-use names ([`is_local`]) do not exist here and are never asked of anybody.
+//! A name that is refused does not exist (NXDOMAIN), unless something below it may pass: then it has no
+//! records (NODATA). Special-use names ([`is_local`]) do not exist and are never asked of anybody.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,13 +25,14 @@ use policy::{
 };
 use tokio::sync::Semaphore;
 
-use crate::budget::{Bucket, Ledger};
+use crate::asker::Asker;
+use crate::budget::{self, Bucket, Ledger};
 use crate::chain::Family;
 use crate::error::Error;
 use crate::pins::Pins;
 use crate::question::{Question, Unreadable};
 use crate::reply::{self, Info, MAX_UDP, Reply};
-use crate::resolver::Resolver;
+use crate::resolver::Answer;
 
 /// Lookups of one sandbox under way at once.
 const MAX_LOOKUPS: usize = 64;
@@ -50,7 +52,8 @@ pub struct Guest {
     policy: PolicyHandle,
     pins: Arc<Pins>,
     own: OwnAddresses,
-    resolver: Resolver,
+    asker: Asker,
+    ipv6: bool,
     lookups: Semaphore,
     bucket: Mutex<Bucket>,
     ledger: Mutex<Ledger>,
@@ -62,6 +65,16 @@ struct Ruling {
     outcome: Outcome,
     why: Option<Code>,
     by: By,
+    detail: Option<String>,
+}
+
+/// Addresses that may be told, and what the audit says of the others.
+struct Filtered {
+    told: Vec<IpAddr>,
+    refused: Option<Denial>,
+    /// Why one of those that may be told would not be, by a layer that only observes.
+    observed: Option<Denial>,
+    detail: Option<String>,
 }
 
 /// By what it was decided.
@@ -74,14 +87,16 @@ struct By {
 
 impl Guest {
     /// The resolver of `subject`, which judges by `policy`, pins into `pins`, treats the addresses
-    /// of this host (`own`) as private, and records into `trail`.
+    /// of this host (`own`) as private, asks by `asker`, and records into `trail`. `ipv6`: whether its
+    /// connections can leave by IPv6.
     #[must_use]
     pub fn new(
         subject: Arc<Subject>,
         policy: PolicyHandle,
         pins: Arc<Pins>,
         own: OwnAddresses,
-        resolver: Resolver,
+        asker: Asker,
+        ipv6: bool,
         trail: Trail,
     ) -> Self {
         let now = Instant::now();
@@ -89,7 +104,8 @@ impl Guest {
             policy,
             pins,
             own,
-            resolver,
+            asker,
+            ipv6,
             lookups: Semaphore::new(MAX_LOOKUPS),
             bucket: Mutex::new(Bucket::new(now)),
             ledger: Mutex::new(Ledger::new(subject, trail, now)),
@@ -105,7 +121,7 @@ impl Guest {
         transport: Transport,
     ) -> Option<Vec<u8>> {
         let start = Instant::now();
-        if !locked(&self.bucket).take(start) {
+        if !budget::question(&mut locked(&self.bucket), start) {
             locked(&self.ledger).dropped(start);
             return None;
         }
@@ -141,12 +157,14 @@ impl Guest {
             }
             return Ruling::denied(Denial::because(Code::BadName, revision));
         };
-        let permit = match judge(&self.policy.load(), host) {
+        let policy = self.policy.load();
+        let permit = match judge(&policy, host) {
             Ok(permit) => permit,
-            Err(denial) => return Ruling::denied(denial),
+            Err(denial) => return Ruling::absent(&policy, host, denial),
         };
         if is_local(host) {
-            return Ruling::denied(Denial::because(Code::PrivateAddress, permit.revision()));
+            let denial = Denial::because(Code::PrivateAddress, permit.revision());
+            return Ruling::absent(&policy, host, denial);
         }
         match question.record_type() {
             RecordType::A => {}
@@ -158,33 +176,81 @@ impl Guest {
                 return Ruling::refused(code, info, Code::Protocol, &permit);
             }
         }
+        drop(policy);
         let Ok(_slot) = self.lookups.try_acquire() else {
             return Ruling::refused(ResponseCode::ServFail, Info::Other, Code::Limit, &permit);
         };
-        let answer = match self.resolver.addresses(host, Family::V4).await {
-            Ok(answer) => answer,
-            Err(error) => return Ruling::unresolved(&error, &permit),
-        };
+        let found = self.look_up(&permit, host).await;
         // Judged again, because the policy may have changed while an upstream was asked.
         let policy = self.policy.load();
         let permit = match judge(&policy, host) {
             Ok(permit) => permit,
-            Err(denial) => return Ruling::denied(denial),
+            Err(denial) => return Ruling::absent(&policy, host, denial),
         };
-        let (mut told, mut refused, mut observed) = (Vec::new(), None, None);
-        for &address in &answer.addresses {
-            match policy.judge_address(&permit, address, &self.own) {
-                Ok(_) => {
-                    told.push(address);
-                    observed = observed.or_else(|| policy.would_deny(&permit, address, &self.own));
-                }
-                Err(denial) => refused = Some(denial),
+        let (family, answer) = match found {
+            Ok(found) => found,
+            Err(Error::OverAllowance { .. }) => {
+                return Ruling::refused(ResponseCode::ServFail, Info::Other, Code::Limit, &permit);
+            }
+            Err(error) => return Ruling::unresolved(&error, &permit),
+        };
+        let filtered = self.filter(&policy, &permit, &answer.addresses);
+        let Filtered { told, refused, observed, detail } = filtered;
+        let ttl = answer.ttl().as_secs();
+        match (family, refused) {
+            (_, Some(denial)) if told.is_empty() => Ruling::denied(denial).detailed(detail),
+            (Family::V4, _) => {
+                Ruling::told(told, ttl, &permit).observing(observed).detailed(detail)
+            }
+            (Family::V6, _) if self.ipv6 => {
+                let standing = self.pins.standing_for(host);
+                let detail = format!("{standing} stands for {}", listed(&told));
+                let told = vec![standing.into()];
+                Ruling::told(told, ttl, &permit).observing(observed).detailed(Some(detail))
+            }
+            (Family::V6, _) => {
+                let detail = format!("it has IPv6 addresses only: {}", listed(&told));
+                Ruling::unreachable(&permit).detailed(Some(detail))
             }
         }
-        match refused {
-            Some(denial) if told.is_empty() => Ruling::denied(denial),
-            _ => Ruling::told(told, answer.ttl().as_secs(), &permit).observing(observed),
+    }
+
+    /// Its IPv4 addresses, or else the IPv6 addresses, which are asked for only then.
+    async fn look_up(&self, permit: &Permit, host: &Host) -> Result<(Family, Arc<Answer>), Error> {
+        match self.asker.addresses(permit, host, Family::V4).await {
+            Ok(answer) => Ok((Family::V4, answer)),
+            Err(none @ Error::NoAddresses { .. }) => {
+                match self.asker.addresses(permit, host, Family::V6).await {
+                    Ok(answer) => Ok((Family::V6, answer)),
+                    // Without a way out by IPv6 it does not matter what could not be found there.
+                    Err(Error::NoAddresses { .. } | Error::NoSuchName { .. }) => Err(none),
+                    Err(_) if !self.ipv6 => Err(none),
+                    Err(error) => Err(error),
+                }
+            }
+            Err(error) => Err(error),
         }
+    }
+
+    fn filter(&self, policy: &Compiled, permit: &Permit, addresses: &[IpAddr]) -> Filtered {
+        let (mut told, mut withheld) = (Vec::new(), Vec::new());
+        let (mut refused, mut observed) = (None, None);
+        for &address in addresses {
+            match policy.judge_address(permit, address, &self.own) {
+                Ok(_) => {
+                    told.push(address);
+                    observed = observed.or_else(|| policy.would_deny(permit, address, &self.own));
+                }
+                Err(denial) => {
+                    withheld.push(address);
+                    refused = Some(denial);
+                }
+            }
+        }
+        let detail = refused
+            .as_ref()
+            .map(|denial| format!("withheld by {}: {}", denial.code, listed(&withheld)));
+        Filtered { told, refused, observed, detail }
     }
 
     fn unreadable(&self, why: &Unreadable, asked: SocketAddr, start: Instant) -> Option<Vec<u8>> {
@@ -209,7 +275,11 @@ impl Ruling {
     fn told(addresses: Vec<IpAddr>, ttl: u64, permit: &Permit) -> Self {
         let ttl = u32::try_from(ttl).unwrap_or(u32::MAX).max(1);
         let reply = Reply { code: ResponseCode::NoError, addresses, ttl, reason: None };
-        Self { reply, outcome: Outcome::Allow, why: None, by: By::permit(permit) }
+        Self { reply, outcome: Outcome::Allow, why: None, by: By::permit(permit), detail: None }
+    }
+
+    fn detailed(self, detail: Option<String>) -> Self {
+        Self { detail, ..self }
     }
 
     fn empty(permit: &Permit) -> Self {
@@ -233,19 +303,37 @@ impl Ruling {
         Self::answered(ResponseCode::NXDomain, denial)
     }
 
+    /// The name is refused. What may pass below it must not be taken for absent (RFC 8020).
+    fn absent(policy: &Compiled, host: &Host, denial: Denial) -> Self {
+        match !is_special_use(host) && policy.passes_below(host) {
+            true => Self::answered(ResponseCode::NoError, denial),
+            false => Self::denied(denial),
+        }
+    }
+
     fn answered(code: ResponseCode, denial: Denial) -> Self {
         Self {
             reply: Reply::without(code, Some((Info::Filtered, denial.code))),
             outcome: Outcome::Deny,
             why: Some(denial.code),
             by: By::denial(denial),
+            detail: None,
         }
     }
 
     /// The name is allowed, this question for it is not.
     fn refused(code: ResponseCode, info: Info, why: Code, permit: &Permit) -> Self {
         let reply = Reply::without(code, Some((info, why)));
-        Self { reply, outcome: Outcome::Deny, why: Some(why), by: By::permit(permit) }
+        let by = By::permit(permit);
+        Self { reply, outcome: Outcome::Deny, why: Some(why), by, detail: None }
+    }
+
+    /// The name is allowed, and its addresses are of a family by which the sandbox cannot leave.
+    fn unreachable(permit: &Permit) -> Self {
+        let why = Code::EgressIpUnavailable;
+        let reply = Reply::without(ResponseCode::NoError, Some((Info::Other, why)));
+        let by = By::permit(permit);
+        Self { reply, outcome: Outcome::Fail, why: Some(why), by, detail: None }
     }
 
     /// The name is allowed; the upstreams do not know it, or do not answer.
@@ -258,7 +346,8 @@ impl Ruling {
             _ => (ResponseCode::ServFail, Some(Info::NetworkError)),
         };
         let reply = Reply::without(code, info.map(|info| (info, why)));
-        Self { reply, outcome: Outcome::Fail, why: Some(why), by: By::permit(permit) }
+        let by = By::permit(permit);
+        Self { reply, outcome: Outcome::Fail, why: Some(why), by, detail: None }
     }
 
     fn record(
@@ -278,6 +367,7 @@ impl Ruling {
         record.revision = Some(self.by.revision);
         record.path = Some(record_type.to_string());
         record.status = Some(self.reply.code.into());
+        record.detail = self.detail;
         record.took(start.elapsed())
     }
 }
@@ -304,15 +394,23 @@ fn judge(policy: &Compiled, host: &Host) -> Result<Permit, Denial> {
     }
 }
 
-/// Names that never mean a public host: single labels, and everything below the special-use
-/// domains (RFC 6761, 6762, 7686, 8375, 9476) and `internal`. `arpa` is here because reverse names
-/// tell an outsider what a guest looks at, and a guest nothing that it may dial.
+/// Names that never mean a public host: single labels, and the special-use names.
 fn is_local(host: &Host) -> bool {
+    !host.as_str().contains('.') || is_special_use(host)
+}
+
+/// The special-use domains (RFC 6761, 6762, 7686, 8375, 9476) and `internal`, and everything below.
+/// `arpa` is here because reverse names tell an outsider what a guest looks at, and a guest nothing
+/// that it may dial.
+fn is_special_use(host: &Host) -> bool {
     const LOCAL: [&str; 7] = ["alt", "arpa", "internal", "invalid", "local", "localhost", "onion"];
-    match host.as_str().rsplit_once('.') {
-        Some((_, last)) => LOCAL.contains(&last),
-        None => true,
-    }
+    host.as_str().rsplit('.').next().is_some_and(|last| LOCAL.contains(&last))
+}
+
+/// Addresses, as many as a record has room for.
+fn listed(addresses: &[IpAddr]) -> String {
+    let text: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    policy::audit::shown(&text.join(", "))
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -11,12 +11,16 @@ mod stream;
 mod guest;
 mod reply;
 pub mod question;
-mod budget;
 mod pins;
+mod asker;
 mod resolver;
 mod error;
+mod allowance;
+mod budget;
 mod chain;
 
+pub use allowance::Names;
+pub use asker::Asker;
 pub use chain::Family;
 pub use error::Error;
 pub use guest::{Guest, Transport};

@@ -124,6 +124,12 @@ impl Resolver {
         })
     }
 
+    /// Whether the answer about this name is in memory: asking for it now asks nobody.
+    #[must_use]
+    pub fn knows(&self, host: &Host, family: Family) -> bool {
+        self.shared.known.contains_key(&(host.clone(), family))
+    }
+
     /// The addresses of a name, from memory or from an upstream. Equal lookups that are under way
     /// at the same time are one. Every error but a set-up one is possible.
     pub async fn addresses(&self, host: &Host, family: Family) -> Result<Arc<Answer>, Error> {
@@ -216,6 +222,9 @@ impl Upstream {
         options.use_hosts_file = ResolveHosts::Never;
         options.preserve_intermediates = true;
         options.max_active_requests = 1024;
+        // Beside a random port and id, an answer must repeat random letter case to be believed; one
+        // that does not is asked for again over TCP.
+        options.case_randomization = true;
         let client =
             builder.build().map_err(|source| Error::Client { upstream: address, source })?;
         Ok(Self { address, client, health: Mutex::default() })

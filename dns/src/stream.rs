@@ -101,6 +101,8 @@ mod tests {
     use tokio::io::duplex;
 
     use super::*;
+    use crate::allowance::Names;
+    use crate::asker::Asker;
     use crate::pins::Pins;
     use crate::resolver::{Resolver, ResolverConfig};
 
@@ -122,8 +124,8 @@ mod tests {
         let upstreams = vec![ASKED];
         let resolver = Resolver::new(ResolverConfig { upstreams, ..ResolverConfig::default() });
         let (pins, own) = (Arc::new(Pins::new(1)), OwnAddresses::default());
-        let resolver = resolver.expect("resolver");
-        Guest::new(subject, PolicyHandle::default(), pins, own, resolver, trail)
+        let asker = Asker::new(resolver.expect("resolver"), Names::default());
+        Guest::new(subject, PolicyHandle::default(), pins, own, asker, false, trail)
     }
 
     #[tokio::test]

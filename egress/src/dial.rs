@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use dns::{Family, Resolver};
+use dns::{Asker, Family};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -34,7 +34,7 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 /// Dials for one sandbox.
 #[derive(Clone, Debug)]
 pub(crate) struct Dialer {
-    resolver: Resolver,
+    asker: Asker,
     own: OwnAddresses,
     v4: Option<Ipv4Addr>,
     v6: Option<Ipv6Addr>,
@@ -55,7 +55,7 @@ pub(crate) struct Dialed {
 impl Dialer {
     /// A dialer that leaves from these addresses, the first of each family.
     pub(crate) fn new(
-        resolver: Resolver,
+        asker: Asker,
         own: OwnAddresses,
         egress: &[IpAddr],
         patience: Duration,
@@ -64,7 +64,7 @@ impl Dialer {
             egress.iter().find_map(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None });
         let v6 =
             egress.iter().find_map(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None });
-        Self { resolver, own, v4, v6, patience }
+        Self { asker, own, v4, v6, patience }
     }
 
     /// Opens the connection a permit is for (RFC 8305, within the families that the sandbox has an
@@ -76,10 +76,13 @@ impl Dialer {
         }
         let addresses = match permit.target() {
             Target::Address(address) => vec![*address],
-            Target::Name(name) => self
-                .resolve(name)
-                .await
-                .map_err(|error| because(Code::Unresolvable).detailed(error))?,
+            Target::Name(name) => self.resolve(permit, name).await.map_err(|error| {
+                let code = match error {
+                    dns::Error::OverAllowance { .. } => Code::Limit,
+                    _ => Code::Unresolvable,
+                };
+                because(code).detailed(error)
+            })?,
         };
         let mut denial = None;
         let mut dialable = Vec::new();
@@ -104,14 +107,21 @@ impl Dialer {
         })
     }
 
-    /// Addresses of a name, families alternating, IPv6 first (RFC 8305, section 4).
-    async fn resolve(&self, name: &Host) -> Result<Vec<IpAddr>, dns::Error> {
+    /// Addresses of a name, families alternating, IPv6 first (RFC 8305, section 4). Where the sandbox
+    /// can leave by one family only, those of the other are found when there are no others: to dial
+    /// them then says why not.
+    async fn resolve(&self, permit: &Permit, name: &Host) -> Result<Vec<IpAddr>, dns::Error> {
         let ask = async |family| {
-            self.resolver.addresses(name, family).await.map(|answer| answer.addresses.clone())
+            let answer = self.asker.addresses(permit, name, family).await;
+            answer.map(|answer| answer.addresses.clone())
+        };
+        let only = async |family, other| match ask(family).await {
+            Err(none @ dns::Error::NoAddresses { .. }) => ask(other).await.map_err(|_| none),
+            answer => answer,
         };
         match (self.v4, self.v6) {
-            (_, None) => ask(Family::V4).await,
-            (None, _) => ask(Family::V6).await,
+            (_, None) => only(Family::V4, Family::V6).await,
+            (None, _) => only(Family::V6, Family::V4).await,
             _ => {
                 let mut v6 = Box::pin(ask(Family::V6));
                 let mut v4 = Box::pin(ask(Family::V4));

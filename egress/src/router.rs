@@ -11,7 +11,7 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
-use dns::{Pins, Resolver};
+use dns::{Asker, Pins, Resolver};
 use policy::audit::{AuditRecord, Kind, Outcome};
 use policy::{Code, OwnAddresses, PolicyHandle, Slot, Subject, Trail};
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
@@ -62,6 +62,8 @@ pub struct Config {
     pub nflog_group: u16,
     /// Bounds of each sandbox's connections.
     pub limits: Limits,
+    /// Bytes of names that each sandbox may have asked upstream, where it chose them itself.
+    pub names: dns::Names,
 }
 
 /// A sandbox to let speak.
@@ -323,6 +325,7 @@ impl Shared {
         let limits = self.config.limits;
         let meter = Meter::new();
         let pins = Arc::new(Pins::new(PINS));
+        let asker = Asker::new(self.resolver.clone(), self.config.names);
         Guest {
             subject: Arc::clone(subject),
             policy: policy.clone(),
@@ -332,11 +335,12 @@ impl Shared {
                 policy.clone(),
                 Arc::clone(&pins),
                 self.own.clone(),
-                self.resolver.clone(),
+                asker.clone(),
+                egress.iter().any(IpAddr::is_ipv6),
                 self.trail.clone(),
             )),
             pins,
-            dialer: Dialer::new(self.resolver.clone(), self.own.clone(), egress, limits.connect),
+            dialer: Dialer::new(asker, self.own.clone(), egress, limits.connect),
             flows: Flows::new(limits.flows, meter.clone()),
             meter,
             limits,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 
-use crate::document::{Conditions, Effect, Layer, Peer, Policy, PolicyMode, Rule};
+use crate::document::{Conditions, Effect, Layer, Peer, Policy, PolicyMode, Protocol, Rule};
 use crate::id::Revision;
 use crate::name::{Host, Pattern};
 
@@ -33,6 +33,7 @@ impl Compiled {
             let mut index = LayerIndex::empty(wanted);
             policies.for_each(|(_, policy)| index.add(policy));
             index.ports = merged(std::mem::take(&mut index.ports));
+            index.allowed.sort_unstable();
             Some(index)
         };
         let layers = [Layer::Platform, Layer::Tenant, Layer::Sandbox].map(index);
@@ -62,6 +63,19 @@ impl Compiled {
         self.layers.iter().flatten().any(|index| index.observes)
     }
 
+    /// Whether something below this name may pass, whatever is said of the name itself. Only if not,
+    /// a resolver may be told that the name does not exist: it would conclude that nothing below it
+    /// does (RFC 8020). Rules with ports and requests count as if they let through.
+    #[must_use]
+    pub fn passes_below(&self, host: &Host) -> bool {
+        let each = || self.layers.iter().flatten();
+        let lets = |index: &LayerIndex| index.observes || index.lets_below(host);
+        each().next().is_some()
+            && !each().any(|index| !index.observes && index.shuts_below(host))
+            && (each().all(lets)
+                || each().any(|index| index.layer == Layer::Platform && lets(index)))
+    }
+
     /// The layers in their order, outermost first; none for an absent one.
     pub(crate) fn layers(&self) -> &[Option<LayerIndex>; 3] {
         &self.layers
@@ -84,6 +98,8 @@ pub(crate) struct LayerIndex {
     prefixes: [Vec<u8>; 2],
     /// The ports that allow rules name for names: first and last, in order and disjoint.
     ports: Vec<(u16, u16)>,
+    /// The names and zones of allow rules, labels from the last to the first, in order.
+    allowed: Vec<Box<str>>,
 }
 
 /// The clauses under one name: for the name itself, and for what is below it.
@@ -99,6 +115,8 @@ pub(crate) struct Clause {
     pub(crate) effect: Effect,
     /// The network, where the peer is one.
     pub(crate) net: Option<IpNet>,
+    /// Whether it was found under the very name, and not under a wildcard.
+    pub(crate) exact: bool,
     pub(crate) conditions: Arc<Conditions>,
     /// The rule as it is shown: `rule[0] allow "*.github.com" ports 443`.
     pub(crate) text: Arc<str>,
@@ -116,6 +134,7 @@ impl LayerIndex {
             nets: HashMap::new(),
             prefixes: [Vec::new(), Vec::new()],
             ports: Vec::new(),
+            allowed: Vec::new(),
         }
     }
 
@@ -149,6 +168,7 @@ impl LayerIndex {
                             Peer::Net(net) => Some(*net),
                             Peer::Name(_) => None,
                         },
+                        exact: false,
                         conditions: Arc::clone(&conditions),
                         text: text(index, rule.effect, peer, &suffix).into(),
                     },
@@ -158,12 +178,20 @@ impl LayerIndex {
     }
 
     fn insert(&mut self, peer: &Peer, clause: Clause) {
+        if let Peer::Name(Pattern::Exact(name) | Pattern::Below(name) | Pattern::Within(name)) =
+            peer
+            && clause.effect == Effect::Allow
+        {
+            self.allowed.push(reversed(name).into());
+        }
         match peer {
-            Peer::Name(Pattern::Exact(host)) => self.under(host).itself.push(clause),
+            Peer::Name(Pattern::Exact(host)) => {
+                self.under(host).itself.push(Clause { exact: true, ..clause });
+            }
             Peer::Name(Pattern::Below(zone)) => self.under(zone).below.push(clause),
             Peer::Name(Pattern::Within(zone)) => {
                 let named = self.under(zone);
-                named.itself.push(clause.clone());
+                named.itself.push(Clause { exact: true, ..clause.clone() });
                 named.below.push(clause);
             }
             Peer::Name(Pattern::AnyPublic) => self.any.push(clause),
@@ -186,15 +214,41 @@ impl LayerIndex {
     /// Shows every clause that names this host.
     pub(crate) fn named<'a>(&'a self, host: &Host, mut see: impl FnMut(&'a Clause)) {
         self.any.iter().for_each(&mut see);
-        let name = host.as_str();
-        let cuts = name.rmatch_indices('.').map(|(at, _)| at + 1).chain([0]);
-        for cut in cuts.take(self.depth) {
-            let Some(named) = name.get(cut..).and_then(|suffix| self.names.get(suffix)) else {
-                continue;
-            };
-            let clauses = if cut == 0 { &named.itself } else { &named.below };
+        for (itself, named) in self.suffixes(host) {
+            let clauses = if itself { &named.itself } else { &named.below };
             clauses.iter().for_each(&mut see);
         }
+    }
+
+    /// What there is under the suffixes of a name, and whether the suffix is the whole of it.
+    fn suffixes(&self, host: &Host) -> impl Iterator<Item = (bool, &Named)> {
+        let name = host.as_str();
+        let cuts = name.rmatch_indices('.').map(|(at, _)| at + 1).chain([0]);
+        cuts.take(self.depth)
+            .filter_map(move |cut| Some((cut == 0, self.names.get(name.get(cut..)?)?)))
+    }
+
+    /// Shows every clause that names whatever is below this name.
+    fn covering(&self, host: &Host) -> impl Iterator<Item = &Clause> {
+        self.any.iter().chain(self.suffixes(host).flat_map(|(_, named)| &named.below))
+    }
+
+    fn lets_below(&self, host: &Host) -> bool {
+        let below = reversed(host) + ".";
+        let first = self.allowed.partition_point(|name| **name < *below);
+        self.default == Effect::Allow
+            || self.allowed.get(first).is_some_and(|name| name.starts_with(&below))
+            || self.covering(host).any(|clause| clause.effect == Effect::Allow)
+    }
+
+    /// Whether everything below this name is denied, on every port.
+    fn shuts_below(&self, host: &Host) -> bool {
+        self.covering(host).any(|Clause { effect, conditions, .. }| {
+            *effect == Effect::Deny
+                && conditions.ports.is_empty()
+                && conditions.protocol != Some(Protocol::Udp)
+                && !conditions.needs_requests()
+        })
     }
 
     /// Shows every clause whose network holds this address.
@@ -205,6 +259,11 @@ impl LayerIndex {
             net.and_then(|net| self.nets.get(&net)).into_iter().flatten().for_each(&mut see);
         }
     }
+}
+
+/// The labels from the last to the first: what is below a name begins with it.
+fn reversed(name: &Host) -> String {
+    name.as_str().rsplit('.').collect::<Vec<_>>().join(".")
 }
 
 /// Ranges in order, with those that meet made one.

@@ -23,6 +23,8 @@ pub const MAX_DOCUMENT: usize = 1 << 20;
 pub const MAX_PEERS: usize = 10_000;
 /// Most rules of one policy that name the same pattern, address or network.
 pub const MAX_RULES_PER_PEER: usize = 32;
+/// Most rules of one policy over one name: its own, and those of the wildcards above it.
+pub const MAX_RULES_OVER_NAME: usize = 128;
 /// Most ports, methods or paths of one rule.
 pub const MAX_CONDITIONS: usize = 32;
 

@@ -14,6 +14,8 @@ use crate::compile::{Clause, Compiled, LayerIndex};
 use crate::document::{Effect, Layer};
 use crate::id::Revision;
 use crate::name::Host;
+use crate::net::is_ours;
+use crate::ports;
 use crate::reading::{Case, Reading, Readings, Refusal, Sum, carries, sum};
 use crate::reason::Code;
 
@@ -67,6 +69,7 @@ pub struct Permit {
     mode: Mode,
     layer: Layer,
     rule: Arc<str>,
+    listed: bool,
     revision: Revision,
     would_deny: Option<Arc<Denial>>,
 }
@@ -114,6 +117,12 @@ impl Permit {
     #[must_use]
     pub fn rule(&self) -> &str {
         &self.rule
+    }
+    /// Whether a rule of some layer names the host by itself. If not, the guest chose labels of the
+    /// name, and whoever resolves it is told them.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.listed
     }
     /// The revision it was judged by.
     #[must_use]
@@ -183,23 +192,16 @@ impl Compiled {
     }
 
     fn question<'f>(&self, case: &Case<'f>, host: &'f Host, waive: bool) -> (Verdict, Basis<'f>) {
-        // If any port passes, then one of these does: the two that are implied, where a range
-        // begins, or just after one.
-        let mut ports = vec![443, 80];
-        for index in self.layers().iter().flatten() {
-            index.named(host, |clause| {
-                let ranges = clause.conditions.ports.iter();
-                ports.extend(ranges.flat_map(|r| [r.first(), r.last().saturating_add(1)]));
-            });
-        }
         let mut refused = (Refusal::default(), Basis::Name(host, 443));
-        for port in ports {
+        // Nearly always one of the two ports that are implied says it; the others are looked at last.
+        let telling = || ports::telling(self.layers(), host, waive);
+        for port in [443, 80].into_iter().chain(std::iter::once_with(telling).flatten()) {
             let basis = Basis::Name(host, port);
             match sum(&self.name(&case.at_port(port), host), waive) {
-                Sum::Open { layer, clause, .. } => {
+                Sum::Open { layer, clause, listed, .. } => {
                     let target = Target::Name(host.clone());
-                    let permit = self.permit(&case.at_port(0), target, layer, clause);
-                    return (Verdict::Pass(permit), basis);
+                    let by = (layer, clause, listed);
+                    return (Verdict::Pass(self.permit(&case.at_port(0), target, by)), basis);
                 }
                 Sum::Denied(by) => refused = (by, basis),
                 Sum::Clouded(by) | Sum::Closed(by) if refused.0.code.is_none() => {
@@ -234,8 +236,8 @@ impl Compiled {
             match sum(&self.name(case, host), waive) {
                 Sum::Denied(by) => return (Verdict::Deny(self.denial(by, nothing)), basis),
                 Sum::Clouded(by) => clouded = Some((by, basis)),
-                Sum::Open { layer, clause, by_rule } if by_rule || default_is_enough => {
-                    passed = passed.or(Some((host, layer, clause)));
+                Sum::Open { layer, clause, by_rule, listed } if by_rule || default_is_enough => {
+                    passed = passed.or(Some((host, (layer, clause, listed))));
                 }
                 Sum::Open { .. } => {
                     let code = (protocol == Protocol::Tcp).then_some(Code::Undecidable);
@@ -247,15 +249,16 @@ impl Compiled {
         if let Some((by, basis)) = clouded {
             return (Verdict::Undecidable(self.denial(by, nothing)), basis);
         }
-        if let Some((host, layer, clause)) = passed {
-            let permit = self.permit(case, Target::Name(host.clone()), layer, clause);
+        if let Some((host, by)) = passed {
+            let permit = self.permit(case, Target::Name(host.clone()), by);
             return (Verdict::Pass(permit), Basis::Name(host, port));
         }
         if let Some(address) = destination {
             let basis = Basis::Address(address);
             match sum(&self.address(case, address), waive) {
-                Sum::Open { layer, clause, by_rule: true } => {
-                    let permit = self.permit(case, Target::Address(address), layer, clause);
+                Sum::Open { layer, clause, by_rule: true, listed } => {
+                    let by = (layer, clause, listed);
+                    let permit = self.permit(case, Target::Address(address), by);
                     return (Verdict::Pass(permit), basis);
                 }
                 Sum::Denied(by) => return (Verdict::Deny(self.denial(by, nothing)), basis),
@@ -315,8 +318,7 @@ impl Compiled {
         &self,
         case: &Case<'_>,
         target: Target,
-        layer: Layer,
-        clause: Option<&Clause>,
+        (layer, clause, listed): (Layer, Option<&Clause>, bool),
     ) -> Permit {
         let mode = match case.flow.evidence {
             Evidence::Question(_) => Mode::Answer,
@@ -327,7 +329,8 @@ impl Compiled {
         let rule = clause.map_or_else(|| Arc::from(BY_DEFAULT), |clause| Arc::clone(&clause.text));
         let Flow { port, protocol, .. } = case.flow;
         let revision = self.revision();
-        Permit { target, port, protocol, mode, layer, rule, revision, would_deny: None }
+        let would_deny = None;
+        Permit { target, port, protocol, mode, layer, rule, listed, revision, would_deny }
     }
 
     fn denial(&self, by: Refusal<'_>, nothing: Code) -> Denial {
@@ -382,6 +385,7 @@ impl Compiled {
         // No rule opens a service of this host: a tenant could write it.
         let host = |address: IpAddr| address.is_loopback() || address.is_unspecified();
         let ours = class == AddressClass::Own
+            || is_ours(address)
             || host(address)
             || carried(address).is_some_and(|v4| host(v4.into()));
         let public = class == AddressClass::Public;

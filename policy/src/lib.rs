@@ -9,6 +9,7 @@
 
 pub mod explain;
 pub mod judge;
+mod ports;
 mod reading;
 pub mod compile;
 pub mod flow;

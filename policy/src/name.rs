@@ -103,6 +103,13 @@ impl Host {
         self == zone || self.is_below(zone)
     }
 
+    /// The shortest ending of it that someone can have for himself: a label and a public suffix, those
+    /// included that companies list for their customers; the name itself where it is one.
+    #[must_use]
+    pub fn registrable(&self) -> &str {
+        psl::domain_str(&self.0).unwrap_or(&self.0)
+    }
+
     fn is_below(&self, zone: &Self) -> bool {
         self.0.strip_suffix(zone.as_str()).is_some_and(|rest| rest.ends_with('.'))
     }

@@ -4,8 +4,9 @@
 //! values are part of every snapshot: they never change.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
+use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
 /// A guest's address, the same in every guest.
@@ -20,6 +21,9 @@ pub const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x02];
 pub const GATEWAY_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
 /// First address of the internal range 198.18.0.0/16; slot `n` is this plus `n`.
 pub const INTERNAL_BASE: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+/// The range of addresses that stand for names without an IPv4 address, 198.19.0.0/16: inside a guest
+/// only. Like the internal range it is kept for benchmarks (RFC 2544), and so routed by nobody.
+pub const SYNTHETIC: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(198, 19, 0, 0), 16);
 /// TCP port of the agent inside a guest.
 pub const AGENT_PORT: u16 = 1007;
 
@@ -63,6 +67,13 @@ impl Slot {
         let slot = Self::new(digits.parse().ok()?)?;
         (slot.tap() == name).then_some(slot)
     }
+}
+
+/// Whether an address means something else to a guest or to us than to the world outside: that of a
+/// slot, or one that stands for a name.
+pub(crate) fn is_ours(address: IpAddr) -> bool {
+    let IpAddr::V4(v4) = address else { return false };
+    SYNTHETIC.contains(&v4) || Ipv4Net::new_assert(INTERNAL_BASE, 16).contains(&v4)
 }
 
 impl fmt::Display for Slot {

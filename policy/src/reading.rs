@@ -31,6 +31,8 @@ pub(crate) struct Reading<'a> {
     pub(crate) allowed: Option<&'a Clause>,
     /// The allow rule that came nearest, and what it lacked.
     pub(crate) missed: Option<(Code, &'a Clause)>,
+    /// Whether an allow rule that matches names the host by itself, and not by a wildcard.
+    pub(crate) listed: bool,
 }
 
 /// What each layer said about one name or one address; none for an absent layer.
@@ -45,6 +47,8 @@ pub(crate) enum Sum<'a> {
         layer: Layer,
         clause: Option<&'a Clause>,
         by_rule: bool,
+        /// Whether a rule of some layer names the host by itself.
+        listed: bool,
     },
     Closed(Refusal<'a>),
 }
@@ -162,6 +166,7 @@ impl<'a> Reading<'a> {
             clouded: None,
             allowed: None,
             missed: None,
+            listed: false,
         }
     }
 
@@ -174,8 +179,11 @@ impl<'a> Reading<'a> {
             (Effect::Deny, Fit::Unseen) if !matches!(case.flow.evidence, Evidence::Question(_)) => {
                 self.clouded.get_or_insert(clause);
             }
-            (Effect::Allow, Fit::Whole) if clause.conditions.always || self.allowed.is_none() => {
-                self.allowed = Some(clause);
+            (Effect::Allow, Fit::Whole) => {
+                self.listed |= clause.exact;
+                if clause.conditions.always || self.allowed.is_none() {
+                    self.allowed = Some(clause);
+                }
             }
             (Effect::Allow, Fit::Unseen) => self.miss(Code::Undecidable, clause),
             (Effect::Allow, Fit::Lacks(code)) => self.miss(code, clause),
@@ -230,6 +238,7 @@ pub(crate) fn sum<'a>(readings: &Readings<'a>, waive: bool) -> Sum<'a> {
             layer: reading.layer,
             clause: reading.allowed,
             by_rule: each().any(|r| r.allowed.is_some() || (waive && r.observes)),
+            listed: each().any(|r| r.listed),
         },
         None => Sum::Closed(Refusal::default()),
     }

@@ -54,6 +54,8 @@ impl Config {
             ("api.connections", wide(self.api.connections), 1, 1 << 16),
             ("dns.attempts", wide(self.dns.attempts), 1, 10),
             ("dns.cache_entries", self.dns.cache_entries, 1, 1 << 24),
+            ("dns.wildcard_burst", self.dns.wildcard_burst.0, 1024, 1 << 30),
+            ("dns.wildcard_rate", self.dns.wildcard_rate.0, 1, 1 << 20),
             ("qemu.vcpus", u64::from(self.qemu.vcpus), 1, 32),
             ("qemu.uid_base", u64::from(self.qemu.uid_base), 1000, 4_000_000_000),
             ("audit.queue", wide(self.audit.queue), 16, 1 << 24),

@@ -7,7 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use hickory_proto::op::{Message, ResponseCode};
-use hickory_proto::rr::{RData, Record, RecordType};
+use hickory_proto::rr::rdata::CNAME;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
@@ -33,6 +34,7 @@ pub struct Asked {
 #[derive(Clone, Debug, Default)]
 pub struct Nameserver {
     table: Arc<Mutex<HashMap<String, Entry>>>,
+    aliases: Arc<Mutex<HashMap<String, String>>>,
     asked: Arc<Mutex<Vec<Asked>>>,
     silent: Arc<Mutex<HashSet<String>>>,
 }
@@ -57,6 +59,14 @@ impl Nameserver {
     /// When the server panicked.
     pub fn silence(&self, name: &str) {
         self.silent.lock().expect("silent").insert(name.to_ascii_lowercase());
+    }
+
+    /// `name` is another name for `target` from now on (CNAME).
+    ///
+    /// # Panics
+    /// When the server panicked.
+    pub fn set_alias(&self, name: &str, target: &str) {
+        self.aliases.lock().expect("aliases").insert(name.to_ascii_lowercase(), target.to_owned());
     }
 
     /// Every question so far about `name` or a name below it.
@@ -123,7 +133,13 @@ impl Nameserver {
         reply.metadata.recursion_desired = query.metadata.recursion_desired;
         reply.metadata.recursion_available = true;
         reply.add_query(question.clone());
-        match table.get_mut(&name) {
+        let mut owner = question.name().clone();
+        let alias = self.aliases.lock().expect("aliases").get(&name).cloned();
+        if let Some(target) = alias.as_ref().and_then(|target| Name::from_ascii(target).ok()) {
+            reply.add_answer(Record::from_rdata(owner, 60, RData::CNAME(CNAME(target.clone()))));
+            owner = target;
+        }
+        match table.get_mut(alias.as_ref().unwrap_or(&name)) {
             None => reply.metadata.response_code = ResponseCode::NXDomain,
             Some(entry) => {
                 let addresses = entry.turns.first().cloned().unwrap_or_default();
@@ -133,8 +149,7 @@ impl Nameserver {
                     _ => None,
                 });
                 for data in data {
-                    let name = question.name().clone();
-                    reply.add_answer(Record::from_rdata(name, entry.ttl, data));
+                    reply.add_answer(Record::from_rdata(owner.clone(), entry.ttl, data));
                 }
                 if kind == RecordType::A && entry.turns.len() > 1 {
                     entry.turns.remove(0);

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -18,6 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use sha2::{Digest, Sha256};
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_blocking;
@@ -94,7 +95,8 @@ impl Origin {
     /// # Panics
     /// When an origin panicked.
     #[must_use]
-    pub fn connections(&self, to: Ipv4Addr) -> Vec<Connection> {
+    pub fn connections(&self, to: impl Into<IpAddr>) -> Vec<Connection> {
+        let to = to.into();
         let connections = self.connections.lock().expect("connections");
         connections.iter().filter(|c| c.local.ip() == to).copied().collect()
     }
@@ -144,18 +146,21 @@ impl Origin {
 
     async fn listen<F, S>(self, number: u16, serve: F) -> io::Result<()>
     where
-        F: Fn(Self, TcpStream, Connection) -> S + Send + 'static,
+        F: Fn(Self, TcpStream, Connection) -> S + Clone + Send + 'static,
         S: Future<Output = ()> + Send + 'static,
     {
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)).await?;
-        tokio::spawn(async move {
-            while let Ok((stream, peer)) = listener.accept().await {
-                let Ok(local) = stream.local_addr() else { continue };
-                let way = Connection { peer, local };
-                self.connections.lock().expect("connections").push(way);
-                tokio::spawn(serve(self.clone(), stream, way));
-            }
-        });
+        let v4 = TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)).await?;
+        for listener in [v4, v6_listener(number)?] {
+            let (origin, serve) = (self.clone(), serve.clone());
+            tokio::spawn(async move {
+                while let Ok((stream, peer)) = listener.accept().await {
+                    let Ok(local) = stream.local_addr() else { continue };
+                    let way = Connection { peer, local };
+                    origin.connections.lock().expect("connections").push(way);
+                    tokio::spawn(serve(origin.clone(), stream, way));
+                }
+            });
+        }
         Ok(())
     }
 
@@ -217,6 +222,17 @@ impl Origin {
         let seen = serde_json::json!({ "peer": way.peer, "local": way.local, "host": host });
         Response::new(Full::new(format!("{seen}\n").into()))
     }
+}
+
+/// Listens by IPv6 alone, beside a listener by IPv4.
+fn v6_listener(number: u16) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_only_v6(true)?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, number)).into())?;
+    socket.listen(1024)?;
+    TcpListener::from_std(socket.into())
 }
 
 async fn echo(mut stream: TcpStream) {

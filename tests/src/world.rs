@@ -8,7 +8,7 @@
 //! leaks out of the guests' namespace would arrive and be seen.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -26,6 +26,8 @@ use crate::wire::{Seen, Wire};
 
 /// The address all allowed traffic leaves from.
 pub const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
+/// The IPv6 address of the host that allowed traffic leaves from, where a world is told so.
+pub const EGRESS_V6: Ipv6Addr = Ipv6Addr::new(0x2606, 0x2800, 0x220, 0, 0, 0, 0, 0x10);
 /// A second address of the host, used for its own traffic and never for guests'.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 11);
 /// The upstream resolver.
@@ -53,6 +55,9 @@ const INTERNET: [&str; 7] = [
     "10.0.0.0/8",
     "192.0.2.0/24",
 ];
+
+/// The same, for IPv6.
+const INTERNET_V6: &str = "2a04:4e42::/32";
 
 /// A name on the internet and the address it truly has, used by one test only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,6 +198,16 @@ impl World {
     /// A new honest site, in the table of the upstream resolver.
     pub fn site(&self, label: &str) -> Site {
         self.place(label, "example.com", Ipv4Addr::new(151, 101, 0, 0))
+    }
+
+    /// A new honest name that has this one IPv6 address and no other.
+    pub fn site_v6(&self, label: &str) -> (String, Ipv6Addr) {
+        let n = self.sites.fetch_add(1, Ordering::Relaxed) + 1;
+        let name = format!("{label}-{n}.example.com");
+        let low = u16::try_from(n).unwrap_or(u16::MAX);
+        let ip = Ipv6Addr::new(0x2a04, 0x4e42, 0, 0, 0, 0, 0, low);
+        self.names.set(&name, &[ip.into()]);
+        (name, ip)
     }
 
     /// A new address and name of the attacker, who can see all that is sent there.
@@ -369,7 +384,7 @@ fn link(host: &Netns, internet: &Netns) {
     for address in [format!("{EGRESS}/28"), format!("{HOST}/28")] {
         host.ip(&format!("addr add {address} dev uplink"));
     }
-    host.ip("addr add 2606:2800:220::10/64 dev uplink nodad");
+    host.ip(&format!("addr add {EGRESS_V6}/64 dev uplink nodad"));
     host.ip("link set uplink up");
     internet.ip(&format!("addr add {GATEWAY}/28 dev core"));
     internet.ip(&format!("addr add {GATEWAY_V6}/64 dev core nodad"));
@@ -379,8 +394,9 @@ fn link(host: &Netns, internet: &Netns) {
     for range in INTERNET {
         internet.ip(&format!("route add local {range} dev lo"));
     }
+    internet.ip(&format!("-6 route add local {INTERNET_V6} dev lo"));
     // What leaks would be answered.
-    for range in ["169.254.100.0/24", "198.18.0.0/16"] {
+    for range in ["169.254.100.0/24", "198.18.0.0/15"] {
         internet.ip(&format!("route add {range} via {EGRESS}"));
     }
     host.run(|| {

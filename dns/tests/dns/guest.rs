@@ -18,13 +18,12 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
 }
 
+/// Attacks C01, P13.
 #[tokio::test]
 async fn a_denied_question_of_any_type_asks_nobody_anything() {
     let upstream = Upstream::with(&["93.184.216.34"]).await;
     let world = world(POLICY, &[&upstream]);
-    for host in
-        ["secret-data.evil.example.", "allowed.example.", "a.b.c.d.evil.test.", "wild.example.com."]
-    {
+    for host in ["secret-data.evil.example.", "x.api.allowed.example.", "a.b.c.d.evil.test."] {
         for record_type in
             [RecordType::A, RecordType::AAAA, RecordType::TXT, RecordType::HTTPS, RecordType::ANY]
         {
@@ -40,6 +39,7 @@ async fn a_denied_question_of_any_type_asks_nobody_anything() {
     assert_eq!(upstream.asked(), [("api.allowed.example.".into(), RecordType::A)]);
 }
 
+/// Attack C17.
 #[tokio::test]
 async fn types_that_could_carry_text_are_refused_and_the_rest_is_empty_without_asking() {
     let upstream = Upstream::with(&["93.184.216.34"]).await;
@@ -64,6 +64,7 @@ async fn types_that_could_carry_text_are_refused_and_the_rest_is_empty_without_a
     assert_eq!(upstream.asked(), []);
 }
 
+/// Attacks C17, C19.
 #[tokio::test]
 async fn local_names_are_never_forwarded_whatever_the_policy() {
     let upstream = Upstream::with(&["93.184.216.34"]).await;
@@ -79,7 +80,9 @@ async fn local_names_are_never_forwarded_whatever_the_policy() {
     ] {
         for record_type in [RecordType::A, RecordType::PTR] {
             let answer = world.ask(host, record_type).await;
-            assert_eq!(answer.response_code, ResponseCode::NXDomain, "{host}");
+            // A single label may be a top-level domain: NXDOMAIN would deny all of it (RFC 8020).
+            let code = if host == "db." { ResponseCode::NoError } else { ResponseCode::NXDomain };
+            assert_eq!((answer.response_code, answer.answers.len()), (code, 0), "{host}");
         }
     }
     assert_eq!(upstream.asked(), []);
@@ -108,6 +111,7 @@ async fn special_addresses_are_filtered_and_a_name_that_has_no_other_does_not_ex
     }
 }
 
+/// Attack C05.
 #[tokio::test]
 async fn a_name_rebound_to_a_private_address_is_not_told() {
     let rebound = Arc::new(AtomicBool::new(false));
@@ -134,6 +138,7 @@ async fn a_name_rebound_to_a_private_address_is_not_told() {
     assert_eq!(upstream.asked().len(), 2);
 }
 
+/// Attack C06.
 #[tokio::test]
 async fn a_chain_of_aliases_is_told_and_pinned_under_the_questions_name() {
     let upstream = Upstream::start(|query| {
@@ -166,6 +171,7 @@ async fn a_chain_of_aliases_is_told_and_pinned_under_the_questions_name() {
     assert_eq!(world.pins.names(ip("93.184.216.98")), []);
 }
 
+/// Attack C15.
 #[tokio::test]
 async fn absence_and_failure_of_an_allowed_name_are_told_apart() {
     let upstream = Upstream::start(|query| match query.name().to_ascii().split('.').next() {
@@ -196,6 +202,7 @@ async fn absence_and_failure_of_an_allowed_name_are_told_apart() {
     );
 }
 
+/// Attack C20.
 #[tokio::test]
 async fn an_answer_too_long_for_a_datagram_is_cut_and_whole_over_tcp() {
     let upstream = Upstream::start(|query| {
@@ -265,6 +272,7 @@ async fn a_policy_tightened_while_an_upstream_is_asked_is_obeyed() {
     assert_eq!(world.pins.names(ip("93.184.216.34")), []);
 }
 
+/// Attacks C11, C16.
 #[tokio::test]
 async fn a_flood_is_dropped_before_it_is_read_and_its_size_recorded() {
     let upstream = Upstream::with(&["93.184.216.34"]).await;
@@ -286,6 +294,7 @@ async fn a_flood_is_dropped_before_it_is_read_and_its_size_recorded() {
     assert_eq!(upstream.asked(), []);
 }
 
+/// Attack C16.
 #[tokio::test]
 async fn a_guest_has_a_bounded_number_of_lookups_under_way() {
     let upstream = Upstream::start(|query| Said {

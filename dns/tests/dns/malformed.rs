@@ -19,6 +19,7 @@ fn message(flags: [u8; 2], counts: [u8; 4], sections: &[&[u8]]) -> Vec<u8> {
     [&[0xab, 0xcd], &flags[..], &counts, &sections.concat()].concat()
 }
 
+/// Attack C11.
 #[tokio::test]
 async fn what_cannot_be_read_is_answered_with_its_code_or_not_at_all() {
     let upstream = Upstream::with(&["93.184.216.34"]).await;
@@ -98,6 +99,7 @@ async fn what_cannot_be_read_is_answered_with_its_code_or_not_at_all() {
     assert_eq!(upstream.asked(), []);
 }
 
+/// Attack C11.
 #[tokio::test]
 async fn names_no_host_has_are_bad_names_and_never_leave() {
     let upstream = Upstream::with(&["93.184.216.34"]).await;

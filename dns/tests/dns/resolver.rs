@@ -14,6 +14,7 @@ fn host(text: &str) -> Host {
     Host::parse(text).expect("host")
 }
 
+/// Attack C16.
 #[tokio::test]
 async fn a_hundred_equal_lookups_at_once_are_one_question() {
     let upstream = Upstream::start(|query| Said {
@@ -52,6 +53,7 @@ async fn a_lookup_outlives_the_caller_who_began_it() {
     assert!(second.await.expect("not aborted").is_ok());
 }
 
+/// Attack C15.
 #[tokio::test]
 async fn a_dead_first_upstream_costs_a_bounded_time_once() {
     let dead = Upstream::start(|_| Said::silence()).await;
@@ -135,6 +137,7 @@ async fn absence_is_remembered_and_told_apart() {
     assert_eq!(upstream.asked().len(), 2);
 }
 
+/// Attack C14.
 #[tokio::test]
 async fn times_to_live_are_kept_within_a_second_and_five_minutes() {
     let upstream = Upstream::start(|query| {
@@ -157,6 +160,7 @@ async fn times_to_live_are_kept_within_a_second_and_five_minutes() {
     }
 }
 
+/// Attack C20.
 #[tokio::test]
 async fn an_upstreams_truncated_answer_is_asked_for_again_over_tcp() {
     let upstream = Upstream::start(|query| {

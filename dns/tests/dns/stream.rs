@@ -21,6 +21,7 @@ async fn next(stream: &mut DuplexStream) -> Message {
     Message::from_vec(&bytes).expect("readable")
 }
 
+/// Attack C20.
 #[tokio::test]
 async fn a_stream_cut_at_every_byte_gets_the_answers_of_datagrams() {
     let upstream = Upstream::with(&["93.184.216.34", "93.184.216.35"]).await;

@@ -60,7 +60,8 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// Starts a server that answers with `say`.
+    /// Starts a server that answers with `say`, which sees the question in lower case; the answer
+    /// repeats it as it came.
     pub(crate) async fn start(
         say: impl Fn(&Query) -> Said + Clone + Send + Sync + 'static,
     ) -> Self {
@@ -106,9 +107,9 @@ fn reply(
 ) -> (Duration, Option<Vec<u8>>) {
     let query = Message::from_vec(bytes).expect("our own resolver writes valid queries");
     let question = query.queries[0].clone();
-    let key = (question.name().to_ascii().to_lowercase(), question.query_type());
-    asked.lock().expect("asked").push(key);
-    let said = say(&question);
+    let plain = Query::query(question.name().to_lowercase(), question.query_type());
+    asked.lock().expect("asked").push((plain.name().to_ascii(), plain.query_type()));
+    let said = say(&plain);
     let mut message = Message::response(query.metadata.id, query.metadata.op_code);
     message.metadata.recursion_desired = true;
     message.metadata.recursion_available = true;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use dns::{Guest, Pins, Resolver, ResolverConfig, Transport};
+use dns::{Asker, Guest, Names, Pins, Resolver, ResolverConfig, Transport};
 use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{RData, RecordType};
@@ -38,8 +38,12 @@ pub(crate) fn compiled(toml: &str, revision: u64) -> Compiled {
 }
 
 pub(crate) fn resolver(upstreams: &[&Upstream]) -> Resolver {
+    resolver_at(&upstreams.iter().map(|upstream| upstream.address).collect::<Vec<_>>())
+}
+
+pub(crate) fn resolver_at(upstreams: &[SocketAddr]) -> Resolver {
     Resolver::new(ResolverConfig {
-        upstreams: upstreams.iter().map(|upstream| upstream.address).collect(),
+        upstreams: upstreams.to_vec(),
         timeout: Duration::from_secs(2),
         attempts: 2,
         cache_entries: 1000,
@@ -48,6 +52,20 @@ pub(crate) fn resolver(upstreams: &[&Upstream]) -> Resolver {
 }
 
 pub(crate) fn world(toml: &str, upstreams: &[&Upstream]) -> World {
+    world_of(toml, upstreams, Names::default(), true)
+}
+
+/// The same with so many bytes of names, and with or without a way out by IPv6.
+pub(crate) fn world_of(toml: &str, upstreams: &[&Upstream], names: Names, ipv6: bool) -> World {
+    made(toml, resolver(upstreams), names, ipv6)
+}
+
+/// The same with upstreams at these addresses, whoever they are.
+pub(crate) fn world_at(toml: &str, upstreams: &[SocketAddr]) -> World {
+    made(toml, resolver_at(upstreams), Names::default(), true)
+}
+
+fn made(toml: &str, resolver: Resolver, names: Names, ipv6: bool) -> World {
     let subject = Arc::new(Subject {
         sandbox: "demo".parse().expect("name"),
         tenant: "acme".parse().expect("name"),
@@ -58,7 +76,8 @@ pub(crate) fn world(toml: &str, upstreams: &[&Upstream]) -> World {
     let policy = PolicyHandle::new(compiled(toml, 5));
     let pins = Arc::new(Pins::new(1000));
     let own = OwnAddresses::new(["8.8.4.4".parse().expect("address")]);
-    let guest = Guest::new(subject, policy.clone(), pins.clone(), own, resolver(upstreams), trail);
+    let asker = Asker::new(resolver, names);
+    let guest = Guest::new(subject, policy.clone(), pins.clone(), own, asker, ipv6, trail);
     World { guest, pins, policy, records }
 }
 

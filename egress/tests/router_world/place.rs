@@ -72,7 +72,13 @@ impl Start {
         let half_closed = Duration::from_secs(1);
         let limits = Limits { flows: 64, first_flight, idle, half_closed, ..Limits::default() };
         let netns = self.netns.clone();
-        let config = Config { netns, divert_port: 15_001, nflog_group: 7, limits };
+        let config = Config {
+            netns,
+            divert_port: 15_001,
+            nflog_group: 7,
+            limits,
+            names: dns::Names::default(),
+        };
         let (resolver, own) = (self.resolver.clone(), self.own.clone());
         Router::start(config, resolver, own, self.trail.clone()).await
     }

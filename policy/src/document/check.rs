@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 
 use crate::document::{
-    Conditions, Ech, Effect, MAX_CONDITIONS, MAX_PEERS, MAX_RULES_PER_PEER, Peer, PolicyError,
-    PortRange, Protocol, Rule,
+    Conditions, Ech, Effect, MAX_CONDITIONS, MAX_PEERS, MAX_RULES_OVER_NAME, MAX_RULES_PER_PEER,
+    Peer, PolicyError, PortRange, Protocol, Rule,
 };
+use crate::name::Pattern;
 
 /// Checks rules one by one, then against one another.
 pub(crate) fn rules(rules: &[Rule]) -> Result<(), PolicyError> {
@@ -24,7 +25,8 @@ pub(crate) fn rules(rules: &[Rule]) -> Result<(), PolicyError> {
             error
         })?;
     }
-    together(rules)
+    together(rules)?;
+    over_one_name(rules)
 }
 
 fn alone(rule: &Rule) -> Result<(), PolicyError> {
@@ -102,6 +104,49 @@ fn together(rules: &[Rule]) -> Result<(), PolicyError> {
                     return Err(overlap(field(), index, *other, peer));
                 }
                 ports.insert(range.first(), (range.last(), index));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every rule over a name, its own and those of wildcards above it, is looked at to judge it: a tenant
+/// may not make that long.
+fn over_one_name(rules: &[Rule]) -> Result<(), PolicyError> {
+    let (mut itself, mut below) = (HashMap::<&str, usize>::new(), HashMap::<&str, usize>::new());
+    let mut any = 0;
+    for peer in rules.iter().flat_map(|rule| &rule.peers) {
+        match peer {
+            Peer::Name(Pattern::Exact(host)) => *itself.entry(host.as_str()).or_default() += 1,
+            Peer::Name(Pattern::Below(zone)) => *below.entry(zone.as_str()).or_default() += 1,
+            Peer::Name(Pattern::Within(zone)) => {
+                *itself.entry(zone.as_str()).or_default() += 1;
+                *below.entry(zone.as_str()).or_default() += 1;
+            }
+            Peer::Name(Pattern::AnyPublic) => any += 1,
+            Peer::Net(_) => {}
+        }
+    }
+    let count = |counts: &HashMap<&str, usize>, name| counts.get(name).copied().unwrap_or(0);
+    for (index, rule) in rules.iter().enumerate() {
+        for (at, peer) in rule.peers.iter().enumerate() {
+            let Peer::Name(Pattern::Exact(name) | Pattern::Below(name) | Pattern::Within(name)) =
+                peer
+            else {
+                continue;
+            };
+            let above: usize = name
+                .as_str()
+                .match_indices('.')
+                .filter_map(|(dot, _)| name.as_str().get(dot + 1..))
+                .map(|zone| count(&below, zone))
+                .sum();
+            let own = count(&itself, name.as_str()).max(count(&below, name.as_str()));
+            if any + above + own > MAX_RULES_OVER_NAME {
+                let problem = format!("has more than {MAX_RULES_OVER_NAME} rules over it");
+                let field = format!("rule[{index}].{}[{at}]", key(rule.effect));
+                let fix = "join the rules of the wildcards above it";
+                return Err(PolicyError::new(field, problem, fix).with_value(&peer.to_string()));
             }
         }
     }

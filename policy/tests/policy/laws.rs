@@ -331,6 +331,22 @@ proptest! {
     }
 
     #[test]
+    fn a_name_with_something_below_that_passes_exists(layers in observing()) {
+        let compiled = Compiled::new(&borrowed(&layers), Revision(1));
+        for child in HOSTS {
+            let host = Host::parse(child).expect("host");
+            let evidence = Evidence::Question(&host);
+            let flow = Flow { protocol: Protocol::Tcp, port: 0, destination: None, evidence };
+            if let Verdict::Pass(_) = compiled.judge(&flow) {
+                for (dot, _) in child.match_indices('.') {
+                    let parent = Host::parse(&child[dot + 1..]).expect("host");
+                    prop_assert!(compiled.passes_below(&parent), "{} of {}", parent, child);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn an_explanation_agrees_with_the_verdict(layers in observing(), flow in flows()) {
         let compiled = Compiled::new(&borrowed(&layers), Revision(7));
         let own = OwnAddresses::default();

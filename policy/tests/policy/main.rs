@@ -15,4 +15,6 @@ mod manual;
 #[cfg(test)]
 mod paths;
 #[cfg(test)]
+mod questions;
+#[cfg(test)]
 mod reference;
