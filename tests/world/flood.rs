@@ -74,7 +74,7 @@ fn requests_in_a_flood(
     (took, sent.load(Relaxed))
 }
 
-/// Attacks A14, K10. A flood of the smallest frames ends at the tap of its guest: it is counted, and
+/// Promise 37. Attacks A14, K10. A flood of the smallest frames ends at the tap of its guest: it is counted, and
 /// the neighbour's requests go on.
 #[test]
 fn a_flood_of_tiny_frames_is_dropped_at_the_tap_and_a_neighbour_goes_on() {

@@ -34,7 +34,7 @@ fn pid(world: &World) -> Pid {
     Pid::from_raw(i32::try_from(pid).expect("a process id"))
 }
 
-/// Attacks B06, B10. Handshakes that are begun and never ended wait in their own guest's queue; nothing is
+/// Promise 37. Attacks B06, B10. Handshakes that are begun and never ended wait in their own guest's queue; nothing is
 /// tracked, neither here nor on the host, and new connections of everybody are answered.
 #[test]
 fn half_open_connections_are_held_by_their_own_guests_listener_and_nothing_tracks_them() {
@@ -67,7 +67,7 @@ fn half_open_connections_are_held_by_their_own_guests_listener_and_nothing_track
     assert_eq!(world.sent_to(sink.ip), []);
 }
 
-/// Attack B10. Guests that ask for much and take nothing hold what the kernel lets one socket hold, and
+/// Promise 37. Attack B10. Guests that ask for much and take nothing hold what the kernel lets one socket hold, and
 /// the daemon itself hardly anything; their end frees it.
 #[test]
 fn connections_with_a_shut_window_hold_a_bounded_memory_and_others_go_on() {
@@ -115,7 +115,7 @@ fn connections_with_a_shut_window_hold_a_bounded_memory_and_others_go_on() {
     });
 }
 
-/// A queue that is full is one guest's: while nobody accepts, its neighbour's handshakes still end, and
+/// Promise 37. A queue that is full is one guest's: while nobody accepts, its neighbour's handshakes still end, and
 /// then both are served.
 #[test]
 fn a_full_accept_queue_is_its_own_guests() {
@@ -157,7 +157,7 @@ fn a_full_accept_queue_is_its_own_guests() {
     greedy.reaches(&api);
 }
 
-/// Attack B19. With its descriptors all but taken the daemon turns connections away, with a reset and
+/// Promise 37. Attack B19. With its descriptors all but taken the daemon turns connections away, with a reset and
 /// a record each, and can still be commanded: whoever hoards is found and removed. It never stops to
 /// accept, and serves again as soon as there is room.
 #[test]

@@ -117,7 +117,7 @@ fn fetch_unread(guest: &Guest<'_>, site: &Site) -> Vec<TcpStream> {
     })
 }
 
-/// Promise 28. Attacks B12, P36. Removed with everything in flight: bytes queued towards the guest,
+/// Promise 38. Attacks B12, P36. Removed with everything in flight: bytes queued towards the guest,
 /// from it and at the far side, which goes on sending, questions that are still open. The next guest
 /// gets the same slot at once, and on its tap there is silence.
 #[test]
@@ -212,7 +212,7 @@ fn nothing_of_a_removed_guest_reaches_the_next_one_of_its_slot_nor_the_other_way
     third.reaches(&api);
 }
 
-/// Promise 28. Attack P36. What one guest was told by DNS means nothing for the next: a name is pinned
+/// Promise 38. Attack P36. What one guest was told by DNS means nothing for the next: a name is pinned
 /// to an address for who asked.
 #[test]
 fn what_a_guest_was_told_is_forgotten_with_it() {
