@@ -50,6 +50,7 @@ impl Nameserver {
     /// # Panics
     /// When the server panicked.
     pub fn set_turns(&self, name: &str, ttl: u32, turns: Vec<Vec<IpAddr>>) {
+        self.silent.lock().expect("silent").remove(&name.to_ascii_lowercase());
         self.table.lock().expect("table").insert(name.to_ascii_lowercase(), Entry { turns, ttl });
     }
 

@@ -1,12 +1,16 @@
 //! A policy is a promise about now: a write acts on what is open, and a bad one changes nothing.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::json;
-use world::client::{self, End, PATIENT};
+use world::client::{self, AT_ONCE, End, PATIENT};
 use world::origin::port;
+use world::poll::eventually;
 use world::{Guest, Site, World, allow};
+
+use crate::revoke::Busy;
 
 fn allow_echo(site: &Site) -> String {
     format!("[[rule]]\nallow = [\"{}\"]\nports = [{}]\n", site.ip, port::ECHO)
@@ -36,7 +40,7 @@ fn a_tightened_policy_cuts_the_open_flow_it_denies_and_no_other() {
     let tighter = guest.set_policy(&allow_echo(&kept));
     assert_eq!(tighter.json["checked"], 2, "{}", tighter.text);
     assert_eq!(tighter.json["cut"], 1, "{}", tighter.text);
-    let end = client::read_to_end(&mut other, &mut Vec::new(), client::AT_ONCE);
+    let end = client::read_to_end(&mut other, &mut Vec::new(), AT_ONCE);
     assert_eq!(end, End::Reset);
     assert!(echoes(&mut one));
     guest.event(&[("kind", "connection"), ("code", "policy-changed")]);
@@ -59,6 +63,87 @@ fn a_policy_acts_on_the_next_connection_as_soon_as_it_is_answered() {
         assert_eq!(guest.set_policy("").status, 200);
     }
     assert_eq!(world.requests(&api.name).len(), 3);
+}
+
+/// Promise 18. Attack F07. One that is under way to the far side is cut with those that have arrived.
+#[test]
+fn a_connection_that_is_being_dialled_is_cut_when_it_is_denied() {
+    let world = World::shared();
+    let slow = world.site("slow");
+    world.names.silence(&slow.name);
+    let guest = world.guest(&allow(&[&slow]));
+    let hello = client::client_hello(&world.authority, &slow.name);
+    std::thread::scope(|scope| {
+        let calling =
+            scope.spawn(|| guest.run(|| client::exchange(slow.at(443), &[&hello], PATIENT)));
+        eventually("its name is asked for", PATIENT, || {
+            (!world.names.asked(&slow.name).is_empty()).then_some(())
+        });
+        let closed = guest.set_policy("");
+        assert_eq!((&closed.json["checked"], &closed.json["cut"]), (&json!(1), &json!(1)));
+        world.names.set(&slow.name, &[slow.ip.into()]);
+        let reply = calling.join().expect("an end");
+        assert!(reply.end != End::Open && reply.bytes.first() != Some(&22), "{reply:?}");
+    });
+    guest.event(&[("outcome", "deny"), ("code", "policy-changed")]);
+    assert_eq!(world.sent_to(slow.ip), []);
+    assert_eq!(guest.set_policy(&allow(&[&slow])).status, 200);
+    guest.reaches(&slow);
+}
+
+/// Promise 18. Attack F07. Connections that are made, judged or dialled while the write is under way
+/// are no gap: none is opened and none carries a byte once it is answered.
+#[test]
+fn nothing_slips_through_while_a_policy_is_written() {
+    const ROUNDS: usize = 8;
+    let world = World::new();
+    let (site, address) = (world.site("race"), world.site("race-ip"));
+    let rule = format!("[[rule]]\nallow = [\"{}\"]\nports = [{}]\n", address.ip, port::ECHO);
+    let open = allow(&[&site]) + &rule;
+    let guest = world.guest("");
+    let hello = client::client_hello(&world.authority, &site.name);
+    let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", site.name);
+    let ways: [(SocketAddr, &[u8]); 3] = [
+        (site.at(port::HTTPS), &hello),
+        (site.at(port::HTTP), request.as_bytes()),
+        (address.at(port::ECHO), b"ping\r\n"),
+    ];
+    let (tried, passed) = ([0, 1, 2].map(|_| AtomicUsize::new(0)), AtomicUsize::new(0));
+    let busy = AtomicBool::new(true);
+    let more = |of: &AtomicUsize, than: usize| {
+        eventually("the guest goes on", PATIENT, || {
+            (of.load(Ordering::Relaxed) > than).then_some(())
+        });
+    };
+    std::thread::scope(|scope| {
+        let _busy = Busy(&busy);
+        for ((to, words), tried) in ways.iter().zip(&tried) {
+            let (guest, busy, passed) = (&guest, &busy, &passed);
+            scope.spawn(move || {
+                while busy.load(Ordering::Relaxed) {
+                    let some = |reply: &[u8]| !reply.is_empty();
+                    let reply = guest.run(|| client::exchange_until(*to, &[words], AT_ONCE, some));
+                    let refused = reply.alert().is_some() || reply.text().contains("postern-deny");
+                    let through = !refused && !reply.bytes.is_empty();
+                    passed.fetch_add(usize::from(through), Ordering::Relaxed);
+                    tried.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 0..ROUNDS {
+            assert_eq!(guest.set_policy(&open).status, 200);
+            more(&passed, passed.load(Ordering::Relaxed) + 3);
+            let closed = guest.set_policy("");
+            let mark = world.mark();
+            assert_eq!(closed.status, 200, "{}", closed.text);
+            for one in &tried {
+                more(one, one.load(Ordering::Relaxed) + 2);
+            }
+            let to = |seen: &world::wire::Seen| seen.is_to(site.ip) || seen.is_to(address.ip);
+            let left = world.sent_since(mark, |seen| to(seen) && (seen.opens || seen.payload > 0));
+            assert_eq!(left, [], "round {round}");
+        }
+    });
 }
 
 /// Promise 19. Attack P53. The old policy stays, whatever is wrong with the new one.
@@ -136,7 +221,7 @@ fn explain_says_what_happens() {
         let told = world.api("POST", &path, &["--json", &question]);
         assert_eq!(told.json["allowed"], json!(allowed), "{}", told.text);
         let hello = client::client_hello(&world.authority, &site.name);
-        let reply = guest.run(|| client::exchange(site.at(443), &[&hello], client::AT_ONCE));
+        let reply = guest.run(|| client::exchange(site.at(443), &[&hello], AT_ONCE));
         assert_eq!(reply.alert().is_none(), allowed, "{reply:?}");
     }
 }

@@ -51,6 +51,15 @@ struct Sites {
     cut_address: Site,
 }
 
+/// Ends what goes on beside a test when the test does, and when it fails.
+pub(crate) struct Busy<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
 /// An open flow.
 struct Open {
     kind: Kind,
@@ -256,6 +265,7 @@ fn a_write_over_a_thousand_flows_cuts_the_denied_ones_and_nothing_of_them_leaves
         .collect();
     let busy = AtomicBool::new(true);
     let (answer, mark) = std::thread::scope(|scope| {
+        let _busy = Busy(&busy);
         for ([kept, _], loud) in opened.iter_mut().zip(loud) {
             scope.spawn(|| shout(loud));
             scope.spawn(|| {
@@ -268,7 +278,6 @@ fn a_write_over_a_thousand_flows_cuts_the_denied_ones_and_nothing_of_them_leaves
         }
         let answer = world.api("PUT", &format!("/v1/tenants/{tenant}/policy"), &toml);
         let mark = world.mark();
-        busy.store(false, Ordering::Relaxed);
         (answer, mark)
     });
     assert_eq!(answer.status, 200, "{}", answer.text);
