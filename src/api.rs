@@ -76,7 +76,7 @@ impl Api {
             router,
             audit,
             defaults: config.qemu.clone(),
-            door: caller::Door::new(&config.api),
+            door: caller::Door::new(config),
             started: Instant::now(),
             stop,
             relays: TaskTracker::new(),

@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::{self, Api};
 use crate::auditlog::AuditLog;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::error::Error;
-use crate::{doctor, host};
+use crate::{doctor, host, telemetry};
 
 /// How long sandboxes that are being made or removed may take to get there at the end.
 const CLOSE: Duration = Duration::from_secs(10);
@@ -26,6 +26,10 @@ const ADDRESSES: Duration = Duration::from_secs(5);
 /// Serves until the process is asked to stop (SIGTERM or SIGINT).
 pub async fn serve(config: Config) -> Result<(), Error> {
     let asked = asked_to_stop()?;
+    telemetry::count_panics();
+    if let Some(file) = config::fault_file() {
+        fault::listen(file);
+    }
     raise_descriptors();
     let report = doctor::serviceable(&config).await;
     for check in report.checks.iter().filter(|check| check.status == doctor::Status::Warn) {

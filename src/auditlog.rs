@@ -2,29 +2,31 @@
 //! lines on a bounded piece of disk, and shows them to those who ask or follow.
 //!
 //! Never holds traffic up: a full disk or a slow follower loses records, and the loss is counted
-//! and itself recorded.
+//! and itself recorded, as a gap.
 
 pub mod filter;
+mod past;
+mod gap;
 mod coalesce;
 mod files;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
-use policy::audit::{Kind, Outcome};
 use policy::{AuditRecord, Trail};
 use tokio::sync::{Semaphore, broadcast};
 
 use crate::auditlog::coalesce::Coalescer;
-use crate::auditlog::files::{Files, Position};
+use crate::auditlog::files::{Files, Owner, Position};
 use crate::auditlog::filter::Filter;
+use crate::auditlog::gap::{Gap, lost};
 use crate::config::Audit;
 use crate::error::Error;
 
@@ -40,6 +42,8 @@ const GROUP: usize = 16 << 10;
 const BEHIND: usize = 4096;
 /// How often an idle writer looks whether it should stop, and syncs.
 const TICK: Duration = Duration::from_millis(100);
+/// How often a disk that was full is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 /// Questions about the past answered at once; each reads files.
 const QUERIES: usize = 4;
 
@@ -50,7 +54,7 @@ pub struct AuditLog(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     dir: PathBuf,
-    written: Mutex<Position>,
+    written: Mutex<Written>,
     lines: broadcast::Sender<Line>,
     dropped: AtomicU64,
     closing: AtomicBool,
@@ -58,11 +62,19 @@ struct Shared {
     queries: Arc<Semaphore>,
 }
 
+/// How much is on disk.
+#[derive(Clone, Debug, Default)]
+struct Written {
+    /// Groups of lines since the start.
+    groups: u64,
+    ends: BTreeMap<Owner, Position>,
+}
+
 /// One record with its JSON, as followers get it.
 #[derive(Clone, Debug)]
 struct Line {
-    /// Where it ends on disk; none if it could not be written.
-    end: Option<Position>,
+    /// The group with which it was written; none if it could not be.
+    group: Option<u64>,
     record: Arc<AuditRecord>,
     json: Arc<str>,
 }
@@ -72,7 +84,8 @@ struct Line {
 pub struct Follow {
     filter: Filter,
     past: VecDeque<String>,
-    seen: Position,
+    /// The groups that are in the past.
+    seen: u64,
     lines: broadcast::Receiver<Line>,
 }
 
@@ -91,7 +104,7 @@ impl AuditLog {
             .map_err(|e| prepare("opening the audit in", e))?;
         let shared = Arc::new(Shared {
             dir: config.dir.clone(),
-            written: Mutex::new(files.position()),
+            written: Mutex::new(Written { groups: 0, ends: files.ends() }),
             lines: broadcast::channel(BEHIND).0,
             dropped: AtomicU64::new(0),
             closing: AtomicBool::new(false),
@@ -103,7 +116,8 @@ impl AuditLog {
             files,
             coalescer: Coalescer::new(WINDOW, HELD),
             trail,
-            unwritten: 0,
+            gaps: BTreeMap::new(),
+            last_tried: Instant::now(),
         };
         let thread = thread::Builder::new()
             .name("audit".into())
@@ -129,13 +143,14 @@ impl AuditLog {
     pub async fn follow(&self, filter: Filter, limit: usize) -> io::Result<Follow> {
         let lines = self.0.lines.subscribe();
         let seen = self.written();
+        let groups = seen.groups;
         let past = self.past(seen, filter.clone(), limit).await?;
-        Ok(Follow { filter, past, seen, lines })
+        Ok(Follow { filter, past, seen: groups, lines })
     }
 
     async fn past(
         &self,
-        end: Position,
+        written: Written,
         filter: Filter,
         limit: usize,
     ) -> io::Result<VecDeque<String>> {
@@ -144,7 +159,7 @@ impl AuditLog {
         let read = move || {
             // Reading goes on when whoever asked has left, so the turn is the reader's.
             let _turn = turn;
-            newest(&dir, end, &filter, limit)
+            past::newest(&dir, &written.ends, &filter, limit)
         };
         tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
     }
@@ -158,8 +173,8 @@ impl AuditLog {
         }
     }
 
-    fn written(&self) -> Position {
-        *self.0.written.lock().unwrap_or_else(PoisonError::into_inner)
+    fn written(&self) -> Written {
+        self.0.written.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -173,13 +188,13 @@ impl Follow {
         loop {
             match self.lines.recv().await {
                 Ok(line) => {
-                    let told = line.end.is_some_and(|end| end <= self.seen);
+                    let told = line.group.is_some_and(|group| group <= self.seen);
                     if !told && self.filter.passes(&line.record) {
                         return Some(line.json);
                     }
                 }
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    let record = loss(missed, "this follower was too slow");
+                    let record = lost(missed, "this follower was too slow");
                     return serde_json::to_string(&record).ok().map(Into::into);
                 }
                 Err(broadcast::error::RecvError::Closed) => return None,
@@ -193,7 +208,9 @@ struct Writer {
     files: Files,
     coalescer: Coalescer,
     trail: Trail,
-    unwritten: u64,
+    /// What could not be written, by whose it was.
+    gaps: BTreeMap<Owner, Gap>,
+    last_tried: Instant,
 }
 
 impl Writer {
@@ -214,12 +231,16 @@ impl Writer {
                 self.coalescer.end_all(&mut batch);
             }
             self.note_losses(&mut batch);
-            synced &= batch.is_empty();
+            synced &= batch.is_empty() && self.gaps.is_empty();
             self.write(batch);
+            if self.last_tried.elapsed() >= AGAIN {
+                self.tell_gaps();
+            }
             if idle && !synced {
                 synced = self.files.sync().is_ok();
             }
             if closing && idle {
+                self.tell_gaps();
                 return;
             }
         }
@@ -228,265 +249,92 @@ impl Writer {
     fn note_losses(&mut self, batch: &mut Vec<AuditRecord>) {
         let lost = self.trail.take_lost();
         if lost > 0 {
+            tracing::error!(lost, "the audit queue was full");
             self.shared.dropped.fetch_add(lost, Ordering::Relaxed);
-            batch.push(loss(lost, "the audit queue was full"));
+            batch.push(gap::lost(lost, "the audit queue was full"));
         }
     }
 
-    /// Writes a batch in groups, each whole or not at all, and shows all to followers either way.
+    /// Writes a batch in groups of one owner each, each whole or not at all, and shows all to followers
+    /// either way.
     fn write(&mut self, batch: Vec<AuditRecord>) {
-        let mut lines = batch.into_iter().map(|record| {
+        let mut groups: BTreeMap<Owner, Group> = BTreeMap::new();
+        for record in batch {
+            let owner = record.tenant.clone();
+            let group = groups.entry(owner.clone()).or_default();
             let json = serde_json::to_string(&record).unwrap_or_default();
-            (record, json)
-        });
-        let mut group = Vec::new();
-        let mut text = String::new();
-        loop {
-            let next = lines.next();
-            let full = text.len() >= GROUP || next.is_none();
-            if full && !group.is_empty() {
-                let end = self.append(&text, group.len());
-                for (record, json) in group.drain(..) {
-                    let line = Line { end, record: Arc::new(record), json: String::into(json) };
-                    // Fails only when nobody follows.
-                    let _ = self.shared.lines.send(line);
-                }
-                text.clear();
+            group.text.push_str(&json);
+            group.text.push('\n');
+            group.records.push((record, json));
+            if group.text.len() >= GROUP {
+                let group = std::mem::take(group);
+                self.append(&owner, group);
             }
-            let Some((record, json)) = next else { return };
-            text.push_str(&json);
-            text.push('\n');
-            group.push((record, json));
+        }
+        for (owner, group) in groups {
+            self.append(&owner, group);
         }
     }
 
-    /// Where the text ends on disk; none if it could not be written.
-    fn append(&mut self, text: &str, records: usize) -> Option<Position> {
-        // What was lost is told by the first that is written again, on disk only: followers saw it.
-        let mut told = String::new();
-        if self.unwritten > 0 {
-            let record = loss(self.unwritten, "the audit could not be written");
-            told = serde_json::to_string(&record).unwrap_or_default() + "\n";
+    fn append(&mut self, owner: &Owner, group: Group) {
+        if group.records.is_empty() {
+            return;
         }
-        if let Err(error) = self.files.append((told + text).as_bytes()) {
-            if self.unwritten == 0 {
-                tracing::error!(%error, dir = %self.shared.dir.display(), "audit not written");
-            }
-            let count = u64::try_from(records).unwrap_or(u64::MAX);
-            self.unwritten = self.unwritten.saturating_add(count);
+        let written = self.put(owner, &group.text);
+        if written.is_none() {
+            let count = u64::try_from(group.records.len()).unwrap_or(u64::MAX);
             self.shared.dropped.fetch_add(count, Ordering::Relaxed);
-            return None;
+            let gap = self.gaps.entry(owner.clone()).or_insert_with(Gap::begin);
+            group.records.iter().for_each(|(record, _)| gap.add(record));
         }
-        self.unwritten = 0;
-        let end = self.files.position();
-        *self.shared.written.lock().unwrap_or_else(PoisonError::into_inner) = end;
-        Some(end)
+        for (record, json) in group.records {
+            let line = Line { group: written, record: Arc::new(record), json: json.into() };
+            // Fails only when nobody follows.
+            let _ = self.shared.lines.send(line);
+        }
     }
-}
 
-fn loss(count: u64, why: &str) -> AuditRecord {
-    let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Fail);
-    record.count = Some(count);
-    record.detail = Some(format!("records lost: {why}"));
-    record
-}
-
-/// Reads backwards, file by file, until `limit` records were found.
-fn newest(
-    dir: &Path,
-    end: Position,
-    filter: &Filter,
-    limit: usize,
-) -> io::Result<VecDeque<String>> {
-    let mut found = VecDeque::new();
-    for number in files::numbers(dir)?.into_iter().rev().filter(|number| *number <= end.file) {
-        let modified = fs::metadata(files::path(dir, number)).and_then(|m| m.modified());
-        let too_old = filter.since.zip(modified.ok()).is_some_and(|(since, last)| last < since);
-        if too_old || found.len() >= limit {
-            break;
-        }
-        let wanted = limit - found.len();
-        let mut here = VecDeque::new();
-        for line in files::lines(dir, number, end)?.filter(|line| filter.may_pass(line)) {
-            let read = serde_json::from_str::<AuditRecord>(&line);
-            if read.is_ok_and(|record| filter.passes(&record)) {
-                if here.len() == wanted {
-                    here.pop_front();
-                }
-                here.push_back(line);
+    /// Says on disk what is missing there, as soon as that can be said; followers saw it all.
+    fn tell_gaps(&mut self) {
+        self.last_tried = Instant::now();
+        let owners: Vec<Owner> = self.gaps.keys().cloned().collect();
+        for owner in owners {
+            if self.put(&owner, "").is_none() {
+                return;
             }
         }
-        here.append(&mut found);
-        found = here;
     }
-    Ok(found)
+
+    /// Puts text behind what is missing before it; the number of the group, none if nothing of it
+    /// could be written.
+    fn put(&mut self, owner: &Owner, text: &str) -> Option<u64> {
+        let gap = self.gaps.get(owner);
+        let told = gap.map(|gap| gap.told(owner) + "\n").unwrap_or_default();
+        let end = match self.files.append(owner, (told + text).as_bytes()) {
+            Ok(end) => end,
+            Err(error) => {
+                if self.gaps.is_empty() {
+                    tracing::error!(%error, dir = %self.shared.dir.display(), "audit not written");
+                }
+                return None;
+            }
+        };
+        if self.gaps.remove(owner).is_some() && self.gaps.is_empty() {
+            tracing::warn!(dir = %self.shared.dir.display(), "audit written again");
+        }
+        let mut written = self.shared.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.groups += 1;
+        written.ends.insert(owner.clone(), end);
+        Some(written.groups)
+    }
+}
+
+/// Lines of one owner that are written together.
+#[derive(Debug, Default)]
+struct Group {
+    text: String,
+    records: Vec<(AuditRecord, String)>,
 }
 
 #[cfg(test)]
-mod tests {
-    use policy::Code;
-
-    use super::*;
-    use crate::units::Size;
-
-    fn opened(dir: &Path, queue: usize) -> (AuditLog, Trail) {
-        let config =
-            Audit { dir: dir.to_owned(), file_size: Size(20_000), total_size: Size(60_000), queue };
-        let (trail, records) = Trail::bounded(queue);
-        (AuditLog::open(&config, trail.clone(), records).expect("open"), trail)
-    }
-
-    fn record(sandbox: &str, code: Option<Code>) -> AuditRecord {
-        let outcome = if code.is_some() { Outcome::Deny } else { Outcome::Allow };
-        let mut record = AuditRecord::new(SystemTime::now(), Kind::Connection, outcome);
-        record.sandbox = sandbox.parse().ok();
-        record.code = code;
-        record
-    }
-
-    async fn all(log: &AuditLog, filter: Filter, limit: usize) -> Vec<AuditRecord> {
-        let lines = log.query(filter, limit).await.expect("read");
-        lines.iter().map(|line| serde_json::from_str(line).expect("record")).collect()
-    }
-
-    async fn until(mut holds: impl AsyncFnMut() -> bool) {
-        for _ in 0..500 {
-            if holds().await {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("not within five seconds");
-    }
-
-    #[tokio::test]
-    async fn what_was_recorded_is_found_again_after_a_restart_within_the_bounds() {
-        let dir = tempfile::tempdir().expect("folder");
-        let (log, trail) = opened(dir.path(), 1024);
-        for n in 0..1000_u64 {
-            let mut record = record(if n % 2 == 0 { "even" } else { "odd" }, None);
-            record.flow = Some(n);
-            trail.record(record);
-        }
-        log.close();
-        let on_disk: u64 = fs::read_dir(dir.path())
-            .expect("folder")
-            .map(|file| file.expect("file").metadata().expect("metadata").len())
-            .sum();
-        let (log, _trail) = opened(dir.path(), 1024);
-        let odd = Filter { sandbox: "odd".parse().ok(), ..Filter::default() };
-        let found = all(&log, odd, 5).await;
-        let flows: Vec<_> = found.iter().filter_map(|record| record.flow).collect();
-        assert_eq!(flows, [991, 993, 995, 997, 999], "the newest, oldest first, across files");
-        assert!(on_disk <= 60_000, "{on_disk}");
-        log.close();
-    }
-
-    #[tokio::test]
-    async fn a_follower_sees_the_past_and_the_present_without_gap_or_repeat() {
-        let dir = tempfile::tempdir().expect("folder");
-        let (log, trail) = opened(dir.path(), 4096);
-        let writing = {
-            let trail = trail.clone();
-            thread::spawn(move || {
-                for n in 0..40_u64 {
-                    let mut record = record("a", None);
-                    record.flow = Some(n);
-                    trail.record(record);
-                    thread::sleep(Duration::from_millis(2));
-                }
-            })
-        };
-        until(async || !all(&log, Filter::default(), 9).await.is_empty()).await;
-        let mut follow = log.follow(Filter::default(), 1_000).await.expect("follow");
-        let mut flows = Vec::new();
-        while flows.last() != Some(&39) {
-            let line = tokio::time::timeout(Duration::from_secs(5), follow.next()).await;
-            let line = line.expect("in time").expect("open");
-            flows.extend(serde_json::from_str::<AuditRecord>(&line).expect("record").flow);
-        }
-        let first = flows.first().copied().expect("some");
-        assert_eq!(flows, (first..40).collect::<Vec<_>>());
-        writing.join().expect("wrote");
-        log.close();
-    }
-
-    #[tokio::test]
-    async fn a_question_whose_asker_has_left_keeps_its_turn_until_it_is_read() {
-        let dir = tempfile::tempdir().expect("folder");
-        fs::write(files::path(dir.path(), 1), "{}\n".repeat(3_000_000)).expect("much to read");
-        let (log, _trail) = opened(dir.path(), 16);
-        let filter = Filter { sandbox: "a".parse().ok(), ..Filter::default() };
-        let asked = tokio::time::timeout(Duration::from_millis(20), log.query(filter, 1)).await;
-        assert!(asked.is_err(), "control: it takes longer");
-        assert_eq!(log.0.queries.available_permits(), QUERIES - 1);
-        until(async || log.0.queries.available_permits() == QUERIES).await;
-        log.close();
-    }
-
-    #[tokio::test]
-    async fn equal_refusals_reach_the_disk_as_one_record_and_a_count() {
-        let dir = tempfile::tempdir().expect("folder");
-        let (log, trail) = opened(dir.path(), 4096);
-        for _ in 0..50 {
-            trail.record(record("a", Some(Code::NoRule)));
-        }
-        log.close();
-        let (log, _trail) = opened(dir.path(), 16);
-        let filter = Filter { code: Some(Code::NoRule), ..Filter::default() };
-        let found = all(&log, filter, 100).await;
-        assert_eq!(found.len(), 2);
-        assert_eq!(found.iter().map(|record| record.count.unwrap_or(1)).sum::<u64>(), 50);
-        log.close();
-    }
-
-    #[tokio::test]
-    async fn records_lost_to_a_full_queue_are_counted_in_the_audit_itself() {
-        let dir = tempfile::tempdir().expect("folder");
-        let (trail, records) = Trail::bounded(1);
-        for _ in 0..10 {
-            trail.record(record("a", None));
-        }
-        let config = Audit { dir: dir.path().to_owned(), ..Audit::default() };
-        let log = AuditLog::open(&config, trail, records).expect("open");
-        until(async || log.dropped() == 9).await;
-        let told = async || {
-            let found = all(&log, Filter::default(), 9).await;
-            found.iter().any(|record| record.kind == Kind::Control && record.count == Some(9))
-        };
-        until(told).await;
-        log.close();
-    }
-
-    #[tokio::test]
-    async fn a_full_disk_loses_records_but_neither_the_writer_nor_the_followers() {
-        let dir = tempfile::tempdir().expect("folder");
-        let (log, trail) = opened(dir.path(), 64);
-        let mut follow = log.follow(Filter::default(), 0).await.expect("follow");
-        // Every file from the second on is a folder: going on to it fails like a full disk.
-        fs::create_dir(files::path(dir.path(), 2)).expect("obstacle");
-        for n in 0..200_u64 {
-            let mut record = record("a", None);
-            record.flow = Some(n);
-            trail.record(record);
-            let line = tokio::time::timeout(Duration::from_secs(5), follow.next()).await;
-            line.expect("in time").expect("followers see it all the same");
-        }
-        assert!(log.dropped() > 0);
-        fs::remove_dir(files::path(dir.path(), 2)).expect("obstacle gone");
-        trail.record(record("b", None));
-        let told = async || {
-            let found = all(&log, Filter::default(), 999).await;
-            let lost = |record: &AuditRecord| {
-                record.detail.as_deref().is_some_and(|said| said.contains("could not be written"))
-            };
-            found.iter().any(lost) && found.iter().any(|r| r.sandbox == "b".parse().ok())
-        };
-        until(told).await;
-        let found = all(&log, Filter::default(), 999).await;
-        let missing: u64 = found.iter().filter_map(|record| record.count).sum();
-        let kept = found.iter().filter(|record| record.sandbox.is_some()).count();
-        assert_eq!((missing, kept), (log.dropped(), 201 - usize::try_from(missing).expect("few")));
-        log.close();
-    }
-}
+mod tests;

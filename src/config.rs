@@ -47,6 +47,8 @@ section! {
         run_dir: PathBuf = "/run/postern".into(),
         /// Who may command the daemon, and how.
         api: Api = Api::default(),
+        /// What one tenant may take of the node.
+        tenants: Tenants = Tenants::default(),
         /// The world the guests live in.
         guests: Guests = Guests::default(),
         /// How traffic leaves.
@@ -110,6 +112,16 @@ pub enum Reach {
 pub struct Digest(pub [u8; 32]);
 
 section! {
+    /// What one tenant may take of what all share.
+    Tenants {
+        /// Sandboxes of one tenant; 0: as many as the node holds.
+        sandboxes: u16 = 0,
+        /// Connections to the API over TCP by the tokens of one tenant, all together.
+        connections: usize = 64,
+    }
+}
+
+section! {
     /// The guests' network namespace and the ports used inside it.
     Guests {
         /// Name of the namespace, as `ip netns` knows it.
@@ -126,6 +138,8 @@ section! {
         packets: u32 = 100_000,
         /// Bytes a second that one sandbox may send, likewise; 0: as many as it can.
         bandwidth: Size = Size(0),
+        /// How often it is looked whether somebody else changed the rules around the guests.
+        fence_look: Span = Span::seconds(1),
         /// How long a slot stays empty after use.
         slot_rest: Span = Span::seconds(60),
     }
@@ -277,6 +291,7 @@ impl Config {
                 burst: u32::try_from(self.dns.wildcard_burst.0).unwrap_or(u32::MAX),
                 rate: u32::try_from(self.dns.wildcard_rate.0).unwrap_or(u32::MAX),
             },
+            look: self.guests.fence_look.0,
         }
     }
 
@@ -291,6 +306,10 @@ impl Config {
             netns: self.guests.netns.clone(),
             egress,
             slots: self.guests.sandboxes,
+            tenant_slots: match self.tenants.sandboxes {
+                0 => u16::MAX,
+                limit => limit,
+            },
             hold_down: self.guests.slot_rest.0,
             boot_deadline: self.qemu.boot_timeout.0,
             uid_base: self.qemu.uid_base,
@@ -309,6 +328,12 @@ fn without_secret(problem: Problem) -> Problem {
     let of_a_token =
         field.starts_with("api.token") && !field.ends_with(".name") && !field.ends_with(".tenant");
     if field.is_empty() || of_a_token { Problem { value: None, ..problem } } else { problem }
+}
+
+/// The file by which tests make the daemon die or panic at a step; builds for use ignore it.
+#[must_use]
+pub fn fault_file() -> Option<PathBuf> {
+    std::env::var_os("POSTERN_FAULT").map(PathBuf::from)
 }
 
 /// Whether output should carry no colours, by the convention of `NO_COLOR` and `TERM=dumb`.

@@ -37,6 +37,8 @@ pub enum Kind {
     Misdirected,
     /// 426: this path speaks only after an HTTP upgrade.
     UpgradeRequired,
+    /// 429: the tenant has as much of the node as one may have.
+    Quota,
     /// 500: it was tried and failed; the log of the daemon says more.
     Failed,
     /// 503: the node cannot take it now.
@@ -60,6 +62,7 @@ impl Kind {
             Self::UnsupportedMediaType => S::UNSUPPORTED_MEDIA_TYPE,
             Self::Misdirected => S::MISDIRECTED_REQUEST,
             Self::UpgradeRequired => S::UPGRADE_REQUIRED,
+            Self::Quota => S::TOO_MANY_REQUESTS,
             Self::Failed => S::INTERNAL_SERVER_ERROR,
             Self::Unavailable => S::SERVICE_UNAVAILABLE,
         }

@@ -264,4 +264,7 @@ pub struct Health {
     pub sandboxes: usize,
     /// Audit records lost since the start.
     pub audit_lost: u64,
+    /// Tasks that ended by a panic since the start: each is a bug.
+    #[serde(default)]
+    pub panics: u64,
 }

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 
 /// A room, its folder, and the rooms it may name. Top-down: each row names only rows below it.
 const HOUSE: &[(&str, &str, &[&str])] = &[
-    ("postern", ".", &["lifecycle", "egress", "dns", "vmm", "agent", "policy"]),
-    ("lifecycle", "lifecycle", &["egress", "dns", "vmm", "agent", "policy"]),
-    ("egress", "egress", &["dns", "policy"]),
+    ("postern", ".", &["lifecycle", "egress", "dns", "vmm", "agent", "policy", "fault"]),
+    ("lifecycle", "lifecycle", &["egress", "dns", "vmm", "agent", "policy", "fault"]),
+    ("egress", "egress", &["dns", "policy", "fault"]),
     ("dns", "dns", &["policy"]),
-    ("vmm", "vmm", &["policy"]),
+    ("vmm", "vmm", &["policy", "fault"]),
     ("agent", "agent", &[]),
     ("policy", "policy", &[]),
+    ("fault", "fault", &[]),
 ];
 
 /// The only modules that may hold `unsafe`; every other file is under `forbid`.
@@ -115,6 +116,44 @@ fn the_policy_room_is_pure() {
     }
 }
 
+/// Tests can end a daemon between two steps only where debug assertions are compiled in.
+#[test]
+fn a_release_cannot_be_struck_by_a_fault() {
+    let profiles = manifest(".")["profile"].as_table().unwrap().clone();
+    assert!(!profiles["release"].as_table().unwrap().contains_key("debug-assertions"));
+    for (path, text) in rust_files("fault/src") {
+        let guarded = text.matches("#[cfg(debug_assertions)]").count();
+        let uses = code(&text).matches("debug::").count();
+        assert_eq!(guarded, uses + 1, "{}: each use of `debug`, and itself", path.display());
+    }
+}
+
+/// What is decided, limited or waited for goes by a clock that nobody sets.
+#[test]
+fn only_what_is_recorded_or_shown_reads_the_wall_clock() {
+    let dated = ["Record::new(SystemTime::now()", "record.time = SystemTime::now()"];
+    let allowed = [
+        ("src/doctor/checks.rs", 1),    // whether the clock is plausible
+        ("src/api/events.rs", 1),       // `since 10m`
+        ("src/auditlog/gap.rs", 1),     // how long a gap lasted
+        ("lifecycle/src/keeper.rs", 1), // when it was created
+        ("lifecycle/src/acts.rs", 1),   // the guest's clock is set
+        ("egress/src/flows.rs", 1),     // where flow numbers begin
+        ("vmm/src/qemu/command.rs", 1), // the guest's clock at boot
+    ];
+    for (path, text) in all_rust_files() {
+        let relative = relative(&path);
+        if is_test(&path) || relative.starts_with("tests/") {
+            continue;
+        }
+        let code = code(&text);
+        let others = code.matches("SystemTime::now()").count()
+            - dated.iter().map(|form| code.matches(form).count()).sum::<usize>();
+        let allowed = allowed.iter().find(|(file, _)| *file == relative).map_or(0, |(_, n)| *n);
+        assert!(others <= allowed, "{relative} reads the wall clock {others} times");
+    }
+}
+
 #[test]
 fn unsafe_stands_only_in_named_modules() {
     for (path, text) in all_rust_files() {
@@ -161,7 +200,7 @@ fn errors_are_typed_below_the_program() {
     }
 }
 
-/// Attack C12.
+/// Attacks C12, K09.
 #[test]
 fn no_dependency_is_older_than_its_floor() {
     let lock: toml::Table = fs::read_to_string(root().join("Cargo.lock")).unwrap().parse().unwrap();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use fault::Point;
 use policy::audit::Kind;
 use policy::{Code, Verdict};
 use tokio::net::TcpStream;
@@ -68,6 +69,7 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
     let Incoming { mut stream, destination } = incoming;
     // Fails only on a socket that is already dead, which its first use then reports.
     let _ = stream.set_nodelay(true);
+    fault::at(Point::ConnectionTaken);
     let Some(flow) = guest.flows.register().map(Arc::new) else {
         let refusal = Refusal::because(Code::Limit, guest.policy.load().revision());
         let mut record = guest.refused(Kind::Connection, &refusal, destination);
@@ -87,6 +89,7 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
         },
         way = Box::pin(decide(&guest, &flow, &mut stream, destination, &mut heard)) => way,
     };
+    fault::at(Point::ConnectionDecided);
     match way {
         Ok(Way::Tunnel(open, flight)) => {
             // The policy it passed by is let go: it may be replaced long before this ends.

@@ -55,6 +55,23 @@ pub async fn verify(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Er
     world.run(move || apply::verify(&meant)).await?
 }
 
+/// Compares what all slots share with what it should be.
+///
+/// # Errors
+/// [`Error::Differs`] when someone else has changed or removed a part of it.
+pub async fn verify_base(world: &World, divert_port: u16) -> Result<(), Error> {
+    world.run(move || apply::verify(&base(divert_port))).await?
+}
+
+/// A number that every change of rules in the guests' namespace moves, whoever makes it: as long as
+/// it stands, so does everything that was verified. None where the kernel does not say.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn generation(world: &World) -> Result<Option<u32>, Error> {
+    world.run(apply::generation).await?
+}
+
 /// Removes the fence of a slot; its tap may be gone already, and so may parts of the fence.
 ///
 /// # Errors

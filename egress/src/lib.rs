@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod router;
+mod watch;
 mod conn;
 mod http;
 mod account;

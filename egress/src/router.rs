@@ -6,12 +6,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use dns::{Asker, Pins, Resolver};
+use fault::Point;
 use policy::audit::{AuditRecord, Kind, Outcome};
 use policy::{Code, OwnAddresses, PolicyHandle, Slot, Subject, Trail};
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
@@ -37,7 +37,8 @@ use crate::refuse::Refusal;
 use crate::sever::sever;
 use crate::stream::GuestStream;
 use crate::tunnel::Pool;
-use crate::world::World;
+use crate::watch::{self, Watch};
+use crate::world::{World, claim};
 
 /// Addresses a sandbox was told that are remembered.
 const PINS: usize = 4096;
@@ -60,6 +61,8 @@ pub struct Config {
     pub divert_port: u16,
     /// The nflog group on which dropped frames are sampled.
     pub nflog_group: u16,
+    /// How often it is looked whether somebody else changed the fence.
+    pub look: Duration,
     /// Bounds of each sandbox's connections.
     pub limits: Limits,
     /// Bytes of names that each sandbox may have asked upstream, where it chose them itself.
@@ -106,6 +109,7 @@ struct Shared {
     /// One change of a slot at a time. No slot waits for another: an end waits for the connections
     /// that it cuts, and some take their time.
     turns: Mutex<HashMap<Slot, Arc<Turn<()>>>>,
+    watch: Watch,
     _claim: UnixListener,
 }
 
@@ -148,9 +152,11 @@ impl Router {
             pool: Pool::new(PIPES),
             seats: Mutex::default(),
             turns: Mutex::default(),
+            watch: Watch::default(),
             _claim: claim,
         });
         tokio::spawn(account(Arc::downgrade(&shared), drops));
+        tokio::spawn(look(Arc::downgrade(&shared), shared.config.look));
         Ok(Self { shared })
     }
 
@@ -282,8 +288,10 @@ impl Shared {
         {
             return Err(Error::EgressAddresses(slot));
         }
+        let before = self.watch.before(&self.world).await;
         match self.raise(attachment).await {
             Ok(seat) => {
+                self.watch.after(&self.world, before).await;
                 self.seats().insert(slot, seat);
                 Ok(())
             }
@@ -300,7 +308,9 @@ impl Shared {
     async fn raise(&self, attachment: &Attachment) -> Result<Seat, Error> {
         let slot = attachment.subject.slot;
         link::prepare(&self.world, slot).await?;
+        fault::at(Point::LinkPrepared);
         fence::attach(&self.world, slot, &self.fence()).await?;
+        fault::at(Point::RulesLoaded);
         let port = self.config.divert_port;
         let made = move || (accept::listener(slot, port), questions::socket(slot));
         let (listener, socket) = self.world.run(made).await?;
@@ -316,7 +326,9 @@ impl Shared {
         let mut listening = JoinSet::new();
         listening.spawn(questions::serve(socket, Arc::clone(&guest.dns)));
         listening.spawn(listen(listener, Arc::clone(&guest)));
+        fault::at(Point::SocketsOpened);
         link::up(&self.world, slot).await?;
+        fault::at(Point::LinkRaised);
         Ok(Seat { calls: Flows::new(CALLS, guest.meter.clone()), guest, listening })
     }
 
@@ -366,15 +378,21 @@ impl Shared {
             detached.bytes_out = guest.meter.bytes_out();
             detached.bytes_in = guest.meter.bytes_in();
         }
-        self.lower(slot).await.map(|()| detached)
+        let before = self.watch.before(&self.world).await;
+        self.lower(slot).await?;
+        self.watch.after(&self.world, before).await;
+        Ok(detached)
     }
 
     /// Ends what is left of a slot's connections, takes its link down and then its fence, whatever
     /// there is of them.
     async fn lower(&self, slot: Slot) -> Result<(), Error> {
         let severed = sever(&self.world, slot).await;
+        fault::at(Point::ConnectionsSevered);
         let link = link::down(&self.world, slot).await;
+        fault::at(Point::LinkLowered);
         let fence = fence::detach(&self.world, slot).await;
+        fault::at(Point::RulesRemoved);
         severed.and(link).and(fence)
     }
 
@@ -385,6 +403,41 @@ impl Shared {
             Arc::clone(turns.entry(slot).or_default())
         };
         turn.lock_owned().await
+    }
+
+    /// Mends the fence where somebody else has changed it, and records that. What cannot be mended
+    /// stays shut until the next look.
+    async fn look_after(&self) -> Result<(), Error> {
+        if self.world.assure_ways().await? {
+            watch::record(
+                &self.trail,
+                None,
+                "the rule or the route of diverted connections was gone",
+            );
+        }
+        let Some(generation) = self.watch.moved(&self.world).await? else { return Ok(()) };
+        let mut untouched = true;
+        if let Some(found) = watch::mend_base(&self.world, self.config.divert_port).await? {
+            watch::record(&self.trail, None, &found);
+            untouched = false;
+        }
+        let slots: Vec<Slot> = self.seats().keys().copied().collect();
+        let mut failed = Ok(());
+        for slot in slots {
+            let _turn = self.turn(slot).await;
+            let guest = self.seats().get(&slot).map(|seat| Arc::clone(&seat.guest));
+            let Some(guest) = guest else { continue };
+            match watch::mend(&self.world, slot, &self.fence()).await {
+                Ok(None) => continue,
+                Ok(Some(found)) => watch::record(&self.trail, Some(&guest.subject), &found),
+                Err(error) => failed = Err(error),
+            }
+            untouched = false;
+        }
+        if untouched {
+            self.watch.sound(generation);
+        }
+        failed
     }
 
     fn fence(&self) -> SlotFence {
@@ -416,6 +469,19 @@ async fn account(shared: Weak<Shared>, mut drops: Receiver<Dropped>) {
     }
 }
 
+/// Looks after the fence for as long as there is a router.
+async fn look(shared: Weak<Shared>, every: Duration) {
+    let mut look = tokio::time::interval(every);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        look.tick().await;
+        let Some(shared) = shared.upgrade() else { return };
+        if let Err(error) = shared.look_after().await {
+            tracing::error!(error = &error as &dyn std::error::Error, "fence not mended");
+        }
+    }
+}
+
 /// Takes the connections of one slot. Each is its own task: what it does to itself, the others do
 /// not see. They end when they are cut, not with this.
 async fn listen(listener: TcpListener, guest: Arc<Guest>) {
@@ -431,10 +497,4 @@ async fn listen(listener: TcpListener, guest: Arc<Guest>) {
             }
         }
     }
-}
-
-/// Takes the calling thread's namespace for this daemon: names of this kind belong to a network
-/// namespace, and to a process for as long as it lives.
-fn claim() -> io::Result<UnixListener> {
-    UnixListener::bind_addr(&UnixAddr::from_abstract_name("postern")?)
 }

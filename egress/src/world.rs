@@ -6,7 +6,9 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -34,6 +36,9 @@ pub const REFUSED: u32 = 2;
 pub const EXCESS: u32 = 3;
 const PREFERENCE: u32 = 100;
 const TABLE: u32 = 100;
+
+/// The index of lo, which the kernel makes first in every namespace.
+const LOOPBACK: u32 = 1;
 
 const NETNS_DIR: &str = "/run/netns";
 
@@ -134,6 +139,11 @@ impl World {
         self.inner.runtime.spawn(future)
     }
 
+    /// Puts back the policy rule and the route of diverted packets; whether one of them was gone.
+    pub(crate) async fn assure_ways(&self) -> Result<bool, Error> {
+        ways(self.netlink(), LOOPBACK).await
+    }
+
     /// The rtnetlink handle of the namespace; it may be used from any thread.
     pub(crate) fn netlink(&self) -> &Handle {
         &self.inner.netlink
@@ -213,7 +223,15 @@ async fn set_up(netns: &str) -> Result<Handle, Error> {
         .execute()
         .await
         .map_err(link("set the state"))?;
-    netlink
+    ways(&netlink, lo).await?;
+    Ok(netlink)
+}
+
+/// The policy rule and the local route by which diverted packets arrive; what is there stays. Whether
+/// one of them was not.
+async fn ways(netlink: &Handle, lo: u32) -> Result<bool, Error> {
+    let link = |act| move |source| Error::Link { act, link: "lo".to_owned(), source };
+    let rule = netlink
         .rule()
         .add()
         .v4()
@@ -222,9 +240,8 @@ async fn set_up(netns: &str) -> Result<Handle, Error> {
         .priority(PREFERENCE)
         .action(RuleAction::ToTable)
         .execute()
-        .await
-        .or_else(if_there)
-        .map_err(link("add the policy rule"))?;
+        .await;
+    let no_rule = added(rule).map_err(link("add the policy rule"))?;
     let everything = RouteMessageBuilder::<std::net::Ipv4Addr>::new()
         .output_interface(lo)
         .table_id(TABLE)
@@ -232,14 +249,17 @@ async fn set_up(netns: &str) -> Result<Handle, Error> {
         .scope(RouteScope::Host)
         .protocol(RouteProtocol::Static)
         .build();
-    netlink
-        .route()
-        .add(everything)
-        .replace()
-        .execute()
-        .await
-        .map_err(link("add the local route"))?;
-    Ok(netlink)
+    let route = netlink.route().add(everything).execute().await;
+    let no_route = added(route).map_err(link("add the local route"))?;
+    Ok(no_rule || no_route)
+}
+
+/// Whether something was added that was not there.
+fn added(done: Result<(), rtnetlink::Error>) -> Result<bool, rtnetlink::Error> {
+    match done {
+        Ok(()) => Ok(true),
+        Err(error) => if_there(error).map(|()| false),
+    }
 }
 
 /// The index of lo, after a look at every interface.
@@ -297,4 +317,10 @@ pub(crate) fn sysctl(name: &str, value: &'static str) -> Result<(), Error> {
 
 fn failed(netns: &str, step: &'static str, source: io::Error) -> Error {
     Error::Namespace { netns: netns.to_owned(), step, source }
+}
+
+/// Takes the calling thread's namespace for this daemon: names of this kind belong to a network
+/// namespace, and to a process for as long as it lives.
+pub(crate) fn claim() -> io::Result<UnixListener> {
+    UnixListener::bind_addr(&UnixAddr::from_abstract_name("postern")?)
 }

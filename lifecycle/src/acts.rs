@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent::{Decoder, Exec, FromGuest, FromHost, Message};
 use egress::{Attachment, GuestStream, Router};
+use fault::Point;
 use policy::{PolicyHandle, SandboxName, Slot, Subject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
@@ -156,6 +157,7 @@ impl Acts {
         let machine = self.describe(record);
         let tap = self.tap.take().ok_or("the tap is not open")?;
         tokio::fs::create_dir_all(self.state_dir(&record.name)).await?;
+        fault::at(Point::FolderMade);
         let process = match record.driver {
             Driver::Qemu => self.hypervisors.qemu.start(&machine, tap).await?,
             Driver::External => self.hypervisors.external.start(&machine, tap).await?,
@@ -232,7 +234,7 @@ impl Acts {
         for dir in [self.run_dir(name), self.state_dir(name)] {
             match tokio::fs::remove_dir_all(&dir).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-                _ => {}
+                _ => fault::at(Point::RunFilesRemoved),
             }
         }
         Ok(())

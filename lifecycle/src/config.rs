@@ -21,6 +21,8 @@ pub struct Config {
     pub egress: Vec<IpAddr>,
     /// The highest slot: how many sandboxes this node can hold.
     pub slots: u16,
+    /// How many of them one tenant may take.
+    pub tenant_slots: u16,
     /// How long a slot is kept from others after use.
     pub hold_down: Duration,
     /// How long a guest may take from its first instruction to its agent's first word.

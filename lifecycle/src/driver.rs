@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use fault::Point;
 use policy::audit::{Kind, Outcome};
 use policy::{AuditRecord, PolicyHandle, PolicyMode, Trail};
 use tokio::sync::{mpsc, watch};
@@ -77,6 +78,8 @@ impl Task {
                 Err(error) => self.unnoted(&error),
                 Ok(()) => {}
             }
+            let (before, after) = act.points();
+            fault::at(before);
             let greeted = self.machine.greeted();
             let done = tokio::select! {
                 biased;
@@ -87,6 +90,7 @@ impl Task {
                     continue;
                 }
             };
+            fault::at(after);
             match done {
                 Ok(()) => self.machine.done(act),
                 Err(error) => self.refused(act, error).await,
@@ -132,6 +136,7 @@ impl Task {
         if let Err(error) = self.note().await {
             self.unnoted(&error);
         }
+        fault::at(Point::RunningNoted);
         self.audit(state.as_str());
         self.publish(None);
         let mut look = tokio::time::interval(LOOK);

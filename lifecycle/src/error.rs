@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use policy::{PolicyError, Revision, SandboxName};
+use policy::{PolicyError, Revision, SandboxName, TenantName};
 
 /// A field of a request that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,14 @@ pub enum Error {
     /// Every slot is taken or held back.
     #[error("all {0} slots are taken or held back after use; remove a sandbox or wait")]
     Full(usize),
+    /// The tenant has as many sandboxes as one may have.
+    #[error("tenant {tenant} has {limit} sandboxes, as many as one tenant may have")]
+    Quota {
+        /// The tenant.
+        tenant: TenantName,
+        /// How many one may have.
+        limit: u16,
+    },
     /// One step of a journey failed; what was made before it has been undone.
     #[error("{doing} {name} failed")]
     Step {
@@ -96,6 +104,17 @@ pub enum Error {
         /// The store's file.
         path: PathBuf,
         /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The store's disk is full: what was to be written was not, and nothing else changed.
+    #[error("{doing} in the store {path}: its disk is full")]
+    NoRoom {
+        /// What was being done.
+        doing: &'static str,
+        /// The store's file.
+        path: PathBuf,
+        /// What SQLite says.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

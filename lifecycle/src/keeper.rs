@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use egress::{GuestStream, Router};
+use fault::Point;
 use policy::audit::{Kind, Outcome};
 use policy::document::Rule;
 use policy::{
@@ -86,11 +87,13 @@ impl Keeper {
         for slot in reconcile::sweep(&shared.router, &records).await? {
             locked(&shared.slots).take_this(slot);
         }
+        fault::at(Point::OrphansSwept);
         let mut journeys = Vec::new();
         for mut record in records {
             locked(&shared.slots).take_this(record.slot);
             let machine = reconcile::judge(&shared.hypervisors, &mut record).await;
             journeys.push(self.drive(record, machine).await);
+            fault::at(Point::SandboxTakenUp);
         }
         for mut handle in journeys {
             handle.rest(|_| {}).await;
@@ -125,6 +128,11 @@ impl Keeper {
         let birth = shared.births.lock().await;
         if self.handle(&spec.name).is_ok() {
             return Err(Error::Exists(spec.name));
+        }
+        let limit = shared.config.tenant_slots;
+        let theirs = |handle: &&Handle| handle.record.tenant == spec.tenant;
+        if locked(&shared.handles).values().filter(theirs).count() >= usize::from(limit) {
+            return Err(Error::Quota { tenant: spec.tenant, limit });
         }
         let slot = {
             let mut slots = locked(&shared.slots);
@@ -320,10 +328,12 @@ impl Keeper {
             let record = &handle.record;
             if !again {
                 handle.policy.store(writing.compile(&record.name, &record.tenant));
+                fault::at(Point::PolicySwapped);
             }
             slots.push(record.slot);
         }
         let judged = shared.router.rejudge(&slots).await;
+        fault::at(Point::PolicyJudged);
         change.sandboxes = slots.len();
         (change.checked, change.cut) = (judged.checked, judged.cut);
         let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Allow);

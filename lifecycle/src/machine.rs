@@ -8,6 +8,8 @@
 //! Pure: no clock, no I/O. Things are made in the order of [`Act`] and undone in reverse; the fence
 //! stands before anything can speak; an error while undoing is counted and the undoing goes on.
 
+use fault::Point;
+
 use crate::state::State;
 
 /// One thing to do. Every one that undoes may be asked for when there is nothing to undo.
@@ -35,6 +37,20 @@ impl Act {
             Self::LowerFence => "lowering the fence around",
             Self::DeleteTap => "deleting the tap of",
             Self::RemoveFiles => "removing the files of",
+        }
+    }
+
+    /// Where a test can end the daemon before it is done, and after.
+    pub(crate) const fn points(self) -> (Point, Point) {
+        match self {
+            Self::MakeTap => (Point::TapToMake, Point::TapMade),
+            Self::RaiseFence => (Point::FenceToRaise, Point::FenceRaised),
+            Self::StartProcess => (Point::ProcessToStart, Point::ProcessStarted),
+            Self::GreetAgent => (Point::AgentToGreet, Point::AgentGreeted),
+            Self::StopProcess => (Point::ProcessToStop, Point::ProcessStopped),
+            Self::LowerFence => (Point::FenceToLower, Point::FenceLowered),
+            Self::DeleteTap => (Point::TapToDelete, Point::TapDeleted),
+            Self::RemoveFiles => (Point::FilesToRemove, Point::FilesRemoved),
         }
     }
 

@@ -36,6 +36,7 @@ pub(crate) async fn sweep(router: &Router, records: &[Record]) -> Result<Vec<Slo
         }
         tracing::warn!(%slot, "tap without a sandbox: removed");
         router.detach(slot).await.map_err(fail("lowering a fence nobody owns"))?;
+        fault::at(fault::Point::OrphanFenceLowered);
         if let Err(error) = router.delete_tap(slot).await {
             tracing::error!(%slot, %error, "tap not deleted");
             kept.push(slot);
@@ -62,6 +63,7 @@ mod tests {
             netns: "none".to_owned(),
             egress: Vec::new(),
             slots: 1,
+            tenant_slots: 1,
             hold_down: Duration::ZERO,
             boot_deadline: Duration::ZERO,
             uid_base: 64_000,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use fault::Point;
 use policy::{Policy, Revision, SandboxName, Slot, TenantName};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
@@ -152,9 +153,11 @@ impl Store {
                 "INSERT OR REPLACE INTO policy VALUES (?1, ?2, ?3)",
                 params![format!("sandbox/{}", record.name), document, revision],
             )?;
+            fault::at(Point::SandboxToInsert);
             Ok((incarnation, Revision(revision)))
         })
         .await
+        .inspect(|_| fault::at(Point::SandboxInserted))
     }
 
     /// Writes where a sandbox's journey is.
@@ -186,10 +189,12 @@ impl Store {
                 [&name],
             )?;
             store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
-            store.execute("DELETE FROM sandbox WHERE name = ?1", [name])
+            let gone = store.execute("DELETE FROM sandbox WHERE name = ?1", [name])?;
+            fault::at(Point::SandboxToForget);
+            Ok(gone)
         })
         .await
-        .map(|_| ())
+        .map(|_| fault::at(Point::SandboxForgotten))
     }
 
     /// The slots that were given up less than `pause` ago.
@@ -237,9 +242,11 @@ impl Store {
                 "INSERT OR REPLACE INTO policy VALUES (?1, ?2, ?3)",
                 params![scope, document, revision],
             )?;
+            fault::at(Point::PolicyToWrite);
             Ok(Revision(revision))
         })
         .await
+        .inspect(|_| fault::at(Point::PolicyWritten))
     }
 }
 
@@ -249,7 +256,13 @@ impl Error {
         path: &Path,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self::Store { doing, path: path.to_owned(), source: source.into() }
+        let (path, source) = (path.to_owned(), source.into());
+        let code =
+            source.downcast_ref::<rusqlite::Error>().and_then(rusqlite::Error::sqlite_error_code);
+        if code == Some(rusqlite::ErrorCode::DiskFull) {
+            return Self::NoRoom { doing, path, source };
+        }
+        Self::Store { doing, path, source }
     }
 }
 

@@ -28,6 +28,8 @@ pub enum Kind {
     Frame,
     /// A change of policy, of a sandbox or of an assignment.
     Control,
+    /// Records that are missing: `count` of them, lost over `micros`.
+    Gap,
 }
 
 /// How it was decided.

@@ -28,6 +28,11 @@ impl IntoResponse for Problem {
 impl From<lifecycle::Error> for Problem {
     fn from(error: lifecycle::Error) -> Self {
         use lifecycle::Error as E;
+        if let E::Shared(shared) = &error
+            && let E::NoRoom { doing, .. } = &**shared
+        {
+            return no_room(doing);
+        }
         match error {
             E::Policy(refused) => refused.into(),
             E::Invalid(field) => {
@@ -45,12 +50,24 @@ impl From<lifecycle::Error> for Problem {
                     .fix("read it again and repeat the change")
             }
             E::WrongState { .. } => Self::new(Kind::Conflict, error.to_string()),
+            E::Quota { tenant, limit } => {
+                let problem = format!("has {limit} sandboxes, as many as one tenant may have");
+                Self::invalid("tenant", tenant.as_str(), problem)
+                    .fix("remove one, or have `tenants.sandboxes` raised")
+                    .of(Kind::Quota)
+            }
+            E::NoRoom { doing, .. } => no_room(doing),
             E::Agent { .. } | E::Full(_) | E::Stopping => {
                 Self::new(Kind::Unavailable, error.to_string())
             }
             failed => Self::new(Kind::Failed, failed.to_string()),
         }
     }
+}
+
+fn no_room(doing: &str) -> Problem {
+    let problem = format!("{doing} failed: the disk with the state is full");
+    Problem::new(Kind::Unavailable, problem).fix("free some room there and ask again")
 }
 
 pub(crate) async fn no_such_path(uri: Uri) -> Problem {

@@ -1,22 +1,26 @@
 //! Who is asking: a peer of the unix socket, known by its kernel credentials, or the bearer of a
 //! token over TCP. No request gets past [`admit`] without one of the two.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use lifecycle::Actor;
 use policy::TenantName;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
+use tokio::sync::Semaphore;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 
 use crate::api::Api;
-use crate::config::{Reach, Token};
+use crate::api::listen::Place;
+use crate::config::{Config, Reach, Token};
 use crate::error::chain;
 use crate::problem::{Kind, Problem};
 
@@ -42,6 +46,9 @@ pub(crate) struct Caller {
 pub(crate) struct Door {
     tokens: Vec<Token>,
     hosts: Vec<String>,
+    /// Places among the connections of one tenant, for each that has a token.
+    places: HashMap<String, Arc<Semaphore>>,
+    most: usize,
 }
 
 impl Caller {
@@ -85,8 +92,25 @@ impl Caller {
 }
 
 impl Door {
-    pub(crate) fn new(config: &crate::config::Api) -> Self {
-        Self { tokens: config.token.clone(), hosts: config.hosts.clone() }
+    pub(crate) fn new(config: &Config) -> Self {
+        let most = config.tenants.connections;
+        let api = &config.api;
+        let whose = api.token.iter().map(|token| String::from(token.tenant.clone()));
+        let places = whose.map(|whose| (whose, Arc::new(Semaphore::new(most)))).collect();
+        Self { tokens: api.token.clone(), hosts: api.hosts.clone(), places, most }
+    }
+
+    /// Counts a connection among those of its caller's tenant.
+    fn seat(&self, caller: &Caller, place: Option<&Place>) -> Result<(), Problem> {
+        let whose = String::from(caller.reach.clone());
+        let places = self.places.get(&whose).filter(|_| !caller.local);
+        let Some((place, places)) = place.zip(places) else { return Ok(()) };
+        if place.among(places) {
+            return Ok(());
+        }
+        let problem = format!("has {} connections to the API open, as many as it may", self.most);
+        let problem = Problem::invalid("tenant", &whose, problem).of(Kind::Quota);
+        Err(problem.fix("close some, or have `tenants.connections` raised"))
     }
 
     fn caller(&self, origin: Option<Origin>, request: &Request) -> Result<Caller, Problem> {
@@ -150,15 +174,21 @@ impl Door {
 }
 
 /// Lets a request in only together with its [`Caller`].
-pub(crate) async fn admit(
-    State(api): State<Api>,
-    mut request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
+pub(crate) async fn admit(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let origin = request.extensions().get::<Origin>().copied();
-    let caller = api.0.door.caller(origin, &request)?;
-    request.extensions_mut().insert(caller);
-    Ok(next.run(request).await)
+    let door = &api.0.door;
+    let admitted = door.caller(origin, &request).and_then(|caller| {
+        door.seat(&caller, request.extensions().get::<Place>())?;
+        Ok(caller)
+    });
+    match admitted {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        // Who is not let in keeps no place from others.
+        Err(problem) => ([(header::CONNECTION, "close")], problem).into_response(),
+    }
 }
 
 impl<S: Sync> FromRequestParts<S> for Caller {

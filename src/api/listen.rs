@@ -6,7 +6,7 @@ use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -43,11 +43,23 @@ pub enum Listener {
     Tcp(TcpListener),
 }
 
-/// A place among a listener's connections, taken as long as anybody holds it: an upgraded connection
-/// outlives its HTTP.
+/// A place among a listener's connections, and once it is known whose it is among its tenant's, taken
+/// as long as anybody holds it: an upgraded connection outlives its HTTP.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     _held: Arc<OwnedSemaphorePermit>,
+    of_tenant: Arc<OnceLock<OwnedSemaphorePermit>>,
+}
+
+impl Place {
+    /// Takes one of a tenant's places for this connection, unless it has one; whether it has one now.
+    pub(crate) fn among(&self, places: &Arc<Semaphore>) -> bool {
+        if self.of_tenant.get().is_some() {
+            return true;
+        }
+        // Requests of one connection come one after another: nobody else sets it meanwhile.
+        Arc::clone(places).try_acquire_owned().is_ok_and(|place| self.of_tenant.set(place).is_ok())
+    }
 }
 
 /// Opens the configured listeners. A socket file that nobody listens on is replaced.
@@ -128,7 +140,7 @@ pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: Can
                 };
                 match accepted {
                     Ok((io, origin)) => {
-                        let place = Place { _held: Arc::new(place) };
+                        let place = Place { _held: Arc::new(place), of_tenant: Arc::default() };
                         connections.spawn(one(io, origin, place, app.clone(), stop.clone()));
                     }
                     Err(error) => {

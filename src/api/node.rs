@@ -6,6 +6,7 @@ use axum::extract::State;
 use crate::api::Api;
 use crate::api::caller::Caller;
 use crate::problem::ErrorBody;
+use crate::telemetry;
 use crate::wire::Health;
 
 /// How the daemon is.
@@ -24,6 +25,7 @@ pub(crate) async fn health(State(api): State<Api>, caller: Caller) -> Json<Healt
         uptime_seconds: api.0.started.elapsed().as_secs(),
         sandboxes: api.0.keeper.list(caller.tenant()).len(),
         audit_lost: api.0.audit.dropped(),
+        panics: telemetry::panics(),
     })
 }
 

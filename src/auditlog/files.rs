@@ -1,15 +1,29 @@
-//! The audit's files: `audit-<number>.jsonl`, numbers rising, bounded each and together.
+//! The audit's files: of each tenant, and of the node itself, `audit-<number>.<tenant>.jsonl`, numbers
+//! rising, bounded all together. When there is too much, the oldest file of whoever has most goes:
+//! nobody can push out what another did.
 //!
 //! Only whole lines are ever left behind: a write that fails half-way is cut off again, and a torn
 //! line of a crash is closed by a line feed and skipped by readers.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A place in the audit: the file's number and the bytes before it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+use fault::Point;
+use policy::TenantName;
+
+/// Whose records; none for what is no tenant's.
+pub(crate) type Owner = Option<TenantName>;
+
+/// Files that are kept open.
+const OPEN: usize = 32;
+/// Nobody's files are smaller, however many share the room.
+const LEAST: u64 = 16 << 10;
+
+/// A place in the files of one owner: the file's number and the bytes before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     /// The file's number, from 1.
     pub(crate) file: u64,
@@ -23,109 +37,178 @@ pub(crate) struct Files {
     dir: PathBuf,
     file_size: u64,
     total_size: u64,
-    current: File,
+    shelves: BTreeMap<Owner, Shelf>,
+    /// Bytes in all files.
+    held: u64,
+}
+
+/// The files of one owner.
+#[derive(Debug)]
+struct Shelf {
+    /// Number and size, oldest first.
+    closed: VecDeque<(u64, u64)>,
     at: Position,
+    current: Option<File>,
+}
+
+impl Shelf {
+    fn new() -> Self {
+        Self { closed: VecDeque::new(), at: Position { file: 1, offset: 0 }, current: None }
+    }
+
+    fn size(&self) -> u64 {
+        self.at.offset + self.closed.iter().map(|(_, size)| size).sum::<u64>()
+    }
+
+    /// The next line goes to a file of its own.
+    fn turn(&mut self) {
+        self.closed.push_back((self.at.file, self.at.offset));
+        self.at = Position { file: self.at.file + 1, offset: 0 };
+        self.current = None;
+    }
 }
 
 impl Files {
-    /// Goes on in the newest file of the folder, which exists.
+    /// Goes on in the newest files of the folder, which exists. Writes nothing.
     pub(crate) fn open(dir: &Path, file_size: u64, total_size: u64) -> io::Result<Self> {
-        let number = numbers(dir)?.last().copied().unwrap_or(1);
-        let mut current = open_file(dir, number)?;
-        let mut offset = current.seek(SeekFrom::End(0))?;
-        if offset > 0 {
-            let mut last = [0];
-            current.seek(SeekFrom::End(-1))?;
-            current.read_exact(&mut last)?;
-            if last != *b"\n" {
-                current.write_all(b"\n")?;
-                offset += 1;
+        let mut files =
+            Self { dir: dir.to_owned(), file_size, total_size, shelves: BTreeMap::new(), held: 0 };
+        for (owner, numbers) in numbers(dir)? {
+            let shelf = files.shelves.entry(owner.clone()).or_insert_with(Shelf::new);
+            for number in numbers {
+                let size = fs::metadata(path(dir, &owner, number)).map_or(0, |found| found.len());
+                files.held += size;
+                shelf.closed.push_back((number, size));
+            }
+            if let Some((file, offset)) = shelf.closed.pop_back() {
+                shelf.at = Position { file, offset };
             }
         }
-        let at = Position { file: number, offset };
-        Ok(Self { dir: dir.to_owned(), file_size, total_size, current, at })
+        Ok(files)
     }
 
-    /// Where the next line goes.
+    /// Where the next line of each owner goes.
     #[must_use]
-    pub(crate) fn position(&self) -> Position {
-        self.at
+    pub(crate) fn ends(&self) -> BTreeMap<Owner, Position> {
+        self.shelves.iter().map(|(owner, shelf)| (owner.clone(), shelf.at)).collect()
     }
 
-    /// Appends whole lines, first going on to the next file when this one is full. On failure
-    /// nothing was appended.
-    pub(crate) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        let length = u64::try_from(lines.len()).unwrap_or(u64::MAX);
-        let full = self.at.offset > 0 && self.at.offset.saturating_add(length) > self.file_size;
-        // Somebody may have removed the file: what is written to it would be lost unseen.
-        if full || self.current.metadata()?.nlink() == 0 {
-            self.rotate()?;
+    /// Appends whole lines of one owner, first making room; gives where they end. On failure nothing
+    /// was appended.
+    pub(crate) fn append(&mut self, owner: &Owner, lines: &[u8]) -> io::Result<Position> {
+        let length = wide(lines.len());
+        let owners = wide(self.shelves.len()).max(1);
+        // So that the first file to go is a small part of what its owner has.
+        let size = self.file_size.min((self.total_size / owners / 4).max(LEAST));
+        if self.shelves.values().filter(|shelf| shelf.current.is_some()).count() >= OPEN {
+            self.sync()?;
+            self.shelves.values_mut().for_each(|shelf| shelf.current = None);
         }
-        if let Err(error) = self.current.write_all(lines) {
+        let shelf = self.shelves.entry(owner.clone()).or_insert_with(Shelf::new);
+        let full = shelf.at.offset > 0 && shelf.at.offset.saturating_add(length) > size;
+        // Somebody may have removed the file: what is written to it would be lost unseen.
+        let removed = |file: &File| file.metadata().is_ok_and(|found| found.nlink() == 0);
+        if full || shelf.current.as_ref().is_some_and(removed) {
+            if let Some(file) = &shelf.current {
+                file.sync_data()?;
+            }
+            shelf.turn();
+            fault::at(Point::AuditRotated);
+        }
+        self.make_room(length);
+        let shelf = self.shelves.entry(owner.clone()).or_insert_with(Shelf::new);
+        let file = match &mut shelf.current {
+            Some(file) => file,
+            none => {
+                let (file, offset) = open_file(&path(&self.dir, owner, shelf.at.file))?;
+                self.held = self.held.saturating_sub(shelf.at.offset) + offset;
+                shelf.at.offset = offset;
+                none.insert(file)
+            }
+        };
+        fault::at(Point::AuditToAppend);
+        if fault::armed(Point::AuditHalfAppended) {
+            let half = lines.get(..lines.len() / 2).unwrap_or_default();
+            let _ = file.write_all(half);
+            fault::at(Point::AuditHalfAppended);
+        }
+        if let Err(error) = file.write_all(lines) {
             // Best effort: should this fail too, the next line still begins after a torn one.
-            let _ = self.current.set_len(self.at.offset);
+            let _ = file.set_len(shelf.at.offset);
             return Err(error);
         }
-        self.at.offset += length;
-        Ok(())
+        shelf.at.offset += length;
+        self.held += length;
+        fault::at(Point::AuditAppended);
+        Ok(shelf.at)
     }
 
     /// Waits until what was appended is on the disk.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.current.sync_data()
+        self.shelves
+            .values()
+            .filter_map(|shelf| shelf.current.as_ref())
+            .try_for_each(File::sync_data)
     }
 
-    fn rotate(&mut self) -> io::Result<()> {
-        let next = self.at.file + 1;
-        let file = open_file(&self.dir, next)?;
-        self.current.sync_data()?;
-        self.current = file;
-        self.at = Position { file: next, offset: 0 };
-        self.trim()
-    }
-
-    /// Removes the oldest files until what is left and one more full file fit the total.
-    fn trim(&self) -> io::Result<()> {
-        let size = |number: &u64| fs::metadata(path(&self.dir, *number)).map_or(0, |m| m.len());
-        let closed: Vec<u64> =
-            numbers(&self.dir)?.into_iter().filter(|number| *number < self.at.file).collect();
-        let mut sum = self.file_size + closed.iter().map(size).sum::<u64>();
-        for number in &closed {
-            if sum <= self.total_size {
-                break;
+    /// Removes oldest files of whoever has most until this much more fits the total.
+    fn make_room(&mut self, length: u64) {
+        while self.held > 0 && self.held.saturating_add(length) > self.total_size {
+            let largest = self.shelves.iter_mut().max_by_key(|(_, shelf)| shelf.size());
+            let Some((owner, shelf)) = largest else { return };
+            if shelf.closed.is_empty() {
+                shelf.turn();
             }
-            sum = sum.saturating_sub(size(number));
-            fs::remove_file(path(&self.dir, *number))?;
+            let Some((number, size)) = shelf.closed.pop_front() else { return };
+            self.held = self.held.saturating_sub(size);
+            if let Err(error) = fs::remove_file(path(&self.dir, owner, number))
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::error!(%error, number, "an old file of the audit was not removed");
+            }
+            fault::at(Point::AuditTrimmed);
         }
-        Ok(())
     }
 }
 
-/// The numbers of the files of a folder, rising.
-pub(crate) fn numbers(dir: &Path) -> io::Result<Vec<u64>> {
-    let number = |entry: io::Result<fs::DirEntry>| {
-        let name = entry.ok()?.file_name();
-        name.to_str()?.strip_prefix("audit-")?.strip_suffix(".jsonl")?.parse().ok()
-    };
-    let mut found: Vec<u64> = fs::read_dir(dir)?.filter_map(number).collect();
-    found.sort_unstable();
+/// The numbers of each owner's files in a folder, rising.
+pub(crate) fn numbers(dir: &Path) -> io::Result<BTreeMap<Owner, Vec<u64>>> {
+    let mut found: BTreeMap<Owner, Vec<u64>> = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let name =
+            name.to_str().and_then(|name| name.strip_prefix("audit-")?.strip_suffix(".jsonl"));
+        let Some(name) = name else { continue };
+        let (number, owner) = match name.split_once('.') {
+            None => (name, Ok(None)),
+            Some((number, tenant)) => (number, tenant.parse().map(Some)),
+        };
+        if let (Ok(number), Ok(owner)) = (number.parse(), owner) {
+            found.entry(owner).or_default().push(number);
+        }
+    }
+    found.values_mut().for_each(|numbers| numbers.sort_unstable());
     Ok(found)
 }
 
 /// The path of a file.
 #[must_use]
-pub(crate) fn path(dir: &Path, number: u64) -> PathBuf {
-    dir.join(format!("audit-{number:06}.jsonl"))
+pub(crate) fn path(dir: &Path, owner: &Owner, number: u64) -> PathBuf {
+    dir.join(match owner {
+        None => format!("audit-{number:06}.jsonl"),
+        Some(tenant) => format!("audit-{number:06}.{tenant}.jsonl"),
+    })
 }
 
 /// The whole lines of one file up to `end`. A file that is gone has none.
 pub(crate) fn lines(
     dir: &Path,
+    owner: &Owner,
     number: u64,
     end: Position,
 ) -> io::Result<impl Iterator<Item = String>> {
     let limit = if number == end.file { end.offset } else { u64::MAX };
-    let file: Box<dyn Read> = match File::open(path(dir, number)) {
+    let file: Box<dyn Read> = match File::open(path(dir, owner, number)) {
         Ok(file) => Box::new(file.take(limit)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Box::new(io::empty()),
         Err(error) => return Err(error),
@@ -134,67 +217,132 @@ pub(crate) fn lines(
     Ok(lines.map(|line| String::from_utf8_lossy(&line).into_owned()))
 }
 
-fn open_file(dir: &Path, number: u64) -> io::Result<File> {
+/// Opens a file to go on behind its last whole line; gives where that is.
+fn open_file(path: &Path) -> io::Result<(File, u64)> {
     let mut options = OpenOptions::new();
-    options.read(true).append(true).create(true).mode(0o640).open(path(dir, number))
+    let mut file = options.read(true).append(true).create(true).mode(0o640).open(path)?;
+    let mut offset = file.seek(SeekFrom::End(0))?;
+    if offset > 0 {
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            file.write_all(b"\n")?;
+            offset += 1;
+        }
+    }
+    Ok((file, offset))
+}
+
+fn wide(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn everything(dir: &Path, end: Position) -> Vec<String> {
-        let all = numbers(dir).expect("folder").into_iter();
-        all.flat_map(|number| lines(dir, number, end).expect("file")).collect()
+    fn everything(files: &Files, owner: &Owner) -> Vec<String> {
+        let (dir, end) = (&files.dir, files.ends()[owner]);
+        let all = numbers(dir).expect("folder").remove(owner).unwrap_or_default().into_iter();
+        all.flat_map(|number| lines(dir, owner, number, end).expect("file")).collect()
+    }
+
+    fn on_disk(dir: &Path) -> u64 {
+        let files = fs::read_dir(dir).expect("folder");
+        files.map(|file| file.expect("file").metadata().expect("metadata").len()).sum()
+    }
+
+    fn tenant(name: &str) -> Owner {
+        Some(name.parse().expect("a name"))
     }
 
     #[test]
-    fn files_are_bounded_each_and_together_and_the_newest_stay() {
+    fn files_are_bounded_together_and_the_newest_stay() {
         let dir = tempfile::tempdir().expect("folder");
         let mut files = Files::open(dir.path(), 100, 300).expect("open");
         for n in 0..200 {
-            files.append(format!("line {n:04}\n").as_bytes()).expect("append");
+            files.append(&None, format!("line {n:04}\n").as_bytes()).expect("append");
+            assert!(on_disk(dir.path()) <= 300);
         }
-        let sizes = |number| fs::metadata(path(dir.path(), number)).expect("file").len();
-        let all = numbers(dir.path()).expect("folder");
-        assert!(all.iter().all(|number| sizes(*number) <= 100));
-        assert!(all.iter().map(|number| sizes(*number)).sum::<u64>() <= 300);
-        let left = everything(dir.path(), files.position());
+        let left = everything(&files, &None);
         let expected: Vec<String> =
             (200 - left.len()..200).map(|n| format!("line {n:04}")).collect();
         assert_eq!(left, expected, "no gap and no loss at the new end");
         assert!(left.len() >= 20);
     }
 
+    /// Promise 50.
+    #[test]
+    fn who_writes_much_pushes_out_what_is_its_own() {
+        const LINE: usize = 1000;
+        let dir = tempfile::tempdir().expect("folder");
+        let total = 8 * LEAST;
+        let mut files = Files::open(dir.path(), LEAST, total).expect("open");
+        let (quiet, loud) = (tenant("quiet"), tenant("loud"));
+        let line = |n: usize| format!("{n:0width$}\n", width = LINE - 1);
+        for n in 0..10 {
+            files.append(&quiet, line(n).as_bytes()).expect("append");
+            files.append(&None, line(n).as_bytes()).expect("append");
+        }
+        for n in 0..1000 {
+            files.append(&loud, line(n).as_bytes()).expect("append");
+        }
+        assert!(on_disk(dir.path()) <= total);
+        for owner in [&quiet, &None] {
+            assert_eq!(everything(&files, owner).len(), 10, "{owner:?}");
+        }
+        let kept = everything(&files, &loud);
+        assert!(kept.len() > 80, "{}", kept.len());
+        assert_eq!(kept.last().map(String::as_str), Some(line(999).trim_end()));
+        let found = Files::open(dir.path(), LEAST, total).expect("open again");
+        assert_eq!((found.held, found.ends()), (files.held, files.ends()));
+    }
+
+    #[test]
+    fn many_owners_have_their_files_in_turn() {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut files = Files::open(dir.path(), 1000, 1 << 20).expect("open");
+        for round in 0..3 {
+            for n in 0..2 * OPEN {
+                let owner = tenant(&format!("t{n}"));
+                files.append(&owner, format!("{round}\n").as_bytes()).expect("append");
+            }
+        }
+        for n in 0..2 * OPEN {
+            assert_eq!(everything(&files, &tenant(&format!("t{n}"))), ["0", "1", "2"]);
+        }
+    }
+
     #[test]
     fn a_torn_last_line_of_a_crash_does_not_spoil_the_next_one() {
         let dir = tempfile::tempdir().expect("folder");
-        fs::write(path(dir.path(), 7), "whole\nto").expect("write");
+        fs::write(path(dir.path(), &None, 7), "whole\nto").expect("write");
         let mut files = Files::open(dir.path(), 1000, 3000).expect("open");
-        files.append(b"next\n").expect("append");
-        assert_eq!(everything(dir.path(), files.position()), ["whole", "to", "next"]);
-        assert_eq!(files.position().file, 7);
+        files.append(&None, b"next\n").expect("append");
+        assert_eq!(everything(&files, &None), ["whole", "to", "next"]);
+        assert_eq!(files.ends()[&None].file, 7);
     }
 
     #[test]
     fn a_file_that_somebody_removed_is_not_written_to_any_more() {
         let dir = tempfile::tempdir().expect("folder");
         let mut files = Files::open(dir.path(), 1000, 3000).expect("open");
-        files.append(b"one\n").expect("append");
-        fs::remove_file(path(dir.path(), 1)).expect("removed");
-        files.append(b"two\n").expect("append");
-        assert_eq!(everything(dir.path(), files.position()), ["two"]);
+        files.append(&None, b"one\n").expect("append");
+        fs::remove_file(path(dir.path(), &None, 1)).expect("removed");
+        files.append(&None, b"two\n").expect("append");
+        assert_eq!(everything(&files, &None), ["two"]);
         fs::remove_dir_all(dir.path()).expect("removed");
-        files.append(b"three\n").expect_err("there is no folder");
+        files.append(&None, b"three\n").expect_err("there is no folder");
     }
 
     #[test]
     fn readers_stop_at_the_position_they_were_given() {
         let dir = tempfile::tempdir().expect("folder");
         let mut files = Files::open(dir.path(), 1000, 3000).expect("open");
-        files.append(b"one\n").expect("append");
-        let end = files.position();
-        files.append(b"two\n").expect("append");
-        assert_eq!(everything(dir.path(), end), ["one"]);
+        let end = files.append(&None, b"one\n").expect("append");
+        files.append(&None, b"two\n").expect("append");
+        let read = lines(dir.path(), &None, end.file, end).expect("file");
+        assert_eq!(read.collect::<Vec<_>>(), ["one"]);
     }
 }

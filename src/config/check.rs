@@ -51,6 +51,13 @@ impl Config {
             ("guests.flows", wide(self.guests.flows), 1, 1 << 20),
             ("guests.packets", u64::from(self.guests.packets), 100, 10_000_000),
             ("guests.bandwidth", self.guests.bandwidth.0, 0, 8 << 30),
+            (
+                "tenants.sandboxes",
+                u64::from(self.tenants.sandboxes),
+                0,
+                u64::from(policy::Slot::MAX),
+            ),
+            ("tenants.connections", wide(self.tenants.connections), 1, 1 << 16),
             ("api.connections", wide(self.api.connections), 1, 1 << 16),
             ("dns.attempts", wide(self.dns.attempts), 1, 10),
             ("dns.cache_entries", self.dns.cache_entries, 1, 1 << 24),
@@ -82,6 +89,7 @@ impl Config {
         }
         for (field, span) in [
             ("dns.timeout", self.dns.timeout),
+            ("guests.fence_look", self.guests.fence_look),
             ("qemu.boot_timeout", self.qemu.boot_timeout),
             ("external.timeout", self.external.timeout),
         ] {

@@ -71,6 +71,9 @@ pub(crate) async fn observing(config: &Config) -> Option<Check> {
     })
 }
 
+/// Room below which the journal is not opened, in bytes.
+const LEAST_ROOM: u64 = 256 << 10;
+
 /// What the daemon cannot do without.
 pub(crate) fn essential(config: &Config) -> Vec<Check> {
     vec![
@@ -79,7 +82,7 @@ pub(crate) fn essential(config: &Config) -> Vec<Check> {
         tun(),
         fence(),
         egress(config),
-        folder("state", &config.state_dir, "state_dir"),
+        journal(folder("state", &config.state_dir, "state_dir"), &config.state_dir),
         folder("audit", &config.audit.dir, "audit.dir"),
         clock(),
     ]
@@ -207,6 +210,18 @@ fn folder(name: &'static str, dir: &Path, setting: &str) -> Check {
         return Check::warn(name, found, format!("free some room, or move `{setting}`"));
     }
     Check::ok(name, found)
+}
+
+/// The same for the folder of the journal, where a full disk is no small thing: what a daemon did that
+/// cannot write it down, the next one could not undo.
+fn journal(found: Check, dir: &Path) -> Check {
+    let free = nix::sys::statvfs::statvfs(dir)
+        .map_or(u64::MAX, |held| held.blocks_available().saturating_mul(held.fragment_size()));
+    if free >= LEAST_ROOM {
+        return found;
+    }
+    let problem = format!("{}: no space is left for the journal", dir.display());
+    Check::fail(found.name, problem, "free some room, or move `state_dir`")
 }
 
 /// A clock that is behind the day this program was built is wrong.

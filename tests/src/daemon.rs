@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use fault::Point;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -171,8 +172,44 @@ impl Daemon {
         let log = log.expect("open the daemon's log");
         let mut command = host.bare_command(&program().to_string_lossy());
         command.arg("serve").arg("--config").arg(self.dir.join("postern.toml"));
+        command.env("POSTERN_FAULT", self.fault());
         command.stdout(log.try_clone().expect("a second descriptor")).stderr(log);
         self.child = Some(command.spawn().expect("start the daemon"));
+    }
+
+    fn fault(&self) -> PathBuf {
+        self.dir.join("fault")
+    }
+
+    /// From now on it will `die` or `panic` when it comes to this point, once.
+    ///
+    /// # Panics
+    /// When that cannot be written.
+    pub fn arm(&self, point: Point, act: &str) {
+        let _ = std::fs::remove_file(self.fault().with_extension("struck"));
+        let armed = self.fault().with_extension("new");
+        std::fs::write(&armed, format!("{} {act}", point.name())).expect("arm");
+        std::fs::rename(armed, self.fault()).expect("arm");
+    }
+
+    /// Whether it came to the point that was armed last.
+    #[must_use]
+    pub fn was_struck(&self) -> bool {
+        self.fault().with_extension("struck").exists()
+    }
+
+    /// Waits until it has died at the point that was armed last.
+    ///
+    /// # Panics
+    /// When it lives on, or ended in another way.
+    pub fn dies(&mut self, point: Point) {
+        let mut child = self.child.take().expect("it runs");
+        let ended = eventually(&format!("it comes to {}", point.name()), START, || {
+            child.try_wait().expect("wait")
+        });
+        let log = self.log_end();
+        assert!(self.was_struck(), "{} was not come to: {ended}\n{log}", point.name());
+        assert_eq!(ended.code(), None, "{}: it ended by a signal\n{log}", point.name());
     }
 
     /// Ends it as the out-of-memory killer would.

@@ -22,6 +22,7 @@ pub mod client;
 pub mod wire;
 pub mod pump;
 pub mod ca;
+pub mod room;
 pub mod netns;
 pub mod poll;
 

@@ -33,6 +33,9 @@ for ns in /run/netns/pw-"$1"-*; do
 done
 pids=$(pgrep -f -- "-name postern-vm-$1-")
 [ -z "$pids" ] || { kill -9 $pids; sleep 0.5; } 2>/dev/null
+for full in /tmp/postern-world-"$1"-*/*; do
+    ! mountpoint -q "$full" || umount -l "$full"
+done 2>/dev/null
 rmdir /sys/fs/cgroup/postern/vm-"$1"-* /sys/fs/cgroup/*/postern/vm-"$1"-* 2>/dev/null
 rm -rf /etc/netns/pw-"$1"-* /tmp/postern-world-"$1"-*
 "#;

@@ -1,6 +1,6 @@
 //! The audit answers the compliance officer's question.
 
-use world::client::PATIENT;
+use world::client::{self, PATIENT};
 use world::poll::eventually;
 use world::{World, allow};
 
@@ -92,4 +92,79 @@ fn a_follower_sees_a_refusal_while_it_happens() {
     });
     follow.kill().expect("end the follower");
     follow.wait().expect("wait");
+}
+
+/// Attack K05. What a guest calls things never breaks a line, moves a cursor or fills a screen: in the
+/// audit, on the command line, in the daemon's log.
+#[test]
+fn hostile_names_break_no_line_of_audit_screen_or_log() {
+    const HOSTILE: &[u8] = b"\x1b[2J\r\nFORGED\xff\xfe\x00\x07";
+    let world = World::new();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let guest = world.guest(&allow(&[&api]));
+    let harmless = format!("{}.example.com", "a".repeat(HOSTILE.len()));
+    let mut hello = client::client_hello(&world.authority, &harmless);
+    let at = hello.windows(harmless.len()).position(|part| part == harmless.as_bytes());
+    let at = at.expect("its name");
+    hello[at..at + HOSTILE.len()].copy_from_slice(HOSTILE);
+    let long = "b".repeat(65_000);
+    let head = |target: &[u8], host: &[u8]| {
+        [b"GET ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n\r\n"].concat()
+    };
+    let bare = &HOSTILE[..4];
+    let mut question = vec![7, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    question.push(u8::try_from(HOSTILE.len()).expect("short"));
+    question.extend_from_slice(HOSTILE);
+    question.extend_from_slice(b"\x03net\x00\x00\x01\x00\x01");
+    guest.run(|| {
+        let reply = client::exchange(sink.at(443), &[&hello], PATIENT);
+        assert_ne!(reply.end, client::End::Open, "{reply:?}");
+        for (target, host) in [
+            (&b"/"[..], HOSTILE),
+            (b"/", bare),
+            (HOSTILE, b"forged.example"),
+            (bare, b"forged.example"),
+            (b"/%1b%5b2J%0d%0aFORGED", b"forged.example"),
+            (b"/", long.as_bytes()),
+            (long.as_bytes(), b"forged.example"),
+        ] {
+            let reply = client::exchange(sink.at(80), &[&head(target, host)], PATIENT);
+            assert!(!reply.text().starts_with("HTTP/1.1 200"), "{reply:?}");
+        }
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("bind");
+        socket.send_to(&question, (policy::net::GATEWAY_IP, 53)).expect("ask");
+    });
+    guest.reaches(&api);
+    let closed = |record: &serde_json::Value| record["outcome"] == "closed";
+    let all = eventually("everything is recorded", PATIENT, || {
+        let records = world.events(&guest.name);
+        records.iter().any(closed).then_some(records)
+    });
+    let said = serde_json::to_string(&all).expect("JSON");
+    for kind in ["dns", "connection", "request"] {
+        let denied = |one: &&serde_json::Value| one["kind"] == kind && one["outcome"] == "deny";
+        assert!(all.iter().any(|one| denied(&one)), "control: {kind} in {said}");
+    }
+    assert!(said.contains("FORGED"), "control: {said}");
+    let longest =
+        all.iter().flat_map(|one| ["name", "path", "detail", "method"].map(|key| &one[key]));
+    let longest = longest.filter_map(|text| text.as_str()).map(|text| text.chars().count()).max();
+    assert!(longest < Some(2_000), "{longest:?}");
+    let is_control = |c: char| c.is_control() && c != '\n';
+    for entry in std::fs::read_dir(world.dir().join("audit")).expect("the audit") {
+        let text = std::fs::read_to_string(entry.expect("an entry").path()).expect("UTF-8");
+        assert!(!text.contains(is_control));
+        for line in text.lines() {
+            serde_json::from_str::<serde_json::Value>(line).expect("a record a line");
+        }
+    }
+    let shown = world.cli(&["events", "--sandbox", &guest.name]).ok().stdout;
+    assert!(shown.lines().count() >= all.len() && !shown.contains(is_control), "{shown:?}");
+    assert!(shown.lines().all(|line| line.starts_with("20")), "a date begins each line: {shown}");
+    let log = world.daemon().log();
+    assert!(!log.contains(is_control), "{:?}", log.chars().find(|c| is_control(*c)));
+    let forged = log.lines().find(|line| !line.starts_with("20"));
+    assert_eq!(forged, None, "a date begins each line");
+    assert!(log.lines().all(|line| line.len() < 4_000), "no line without end");
+    assert_eq!(world.sent_to(sink.ip), []);
 }

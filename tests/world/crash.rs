@@ -112,7 +112,8 @@ fn a_daemon_told_to_stop_ends_well_and_the_next_one_goes_on() {
 /// Promise 17. The rules are gone, the daemon lives: there is still no way out.
 #[test]
 fn with_every_rule_flushed_nothing_leaves() {
-    let world = World::new();
+    // Nobody puts them up again meanwhile.
+    let world = World::with("[guests]\nfence_look = \"10m\"\n");
     let (api, sink) = (world.site("api"), world.attacker());
     let guest = world.guest(&allow(&[&api]));
     guest.reaches(&api);

@@ -168,3 +168,35 @@ fn a_rule_for_this_host_is_noted_when_it_is_written() {
         assert!(noted.stdout.contains(&note), "{noted:?}");
     }
 }
+
+/// Attack K04. There is no way to serve with less: what is missing is named, and nothing is begun.
+#[test]
+fn a_daemon_that_lacks_what_it_needs_does_not_start_and_says_what() {
+    let world = World::without_daemon("");
+    let config = world.dir().join("postern.toml");
+    let config = config.to_string_lossy();
+    let serve = format!("exec {} serve --config {config}", program().display());
+    let drop = |capability: &str| {
+        format!(
+            "exec setpriv --inh-caps=-{capability} --bounding-set=-{capability} sh -c '{serve}'"
+        )
+    };
+    for (line, said) in [
+        (drop("net_admin"), "CAP_NET_ADMIN"),
+        (drop("sys_admin"), "CAP_SYS_ADMIN"),
+        (drop("net_raw"), "CAP_NET_RAW"),
+        (format!("exec unshare -m sh -c 'mount -t tmpfs none /dev/net && {serve}'"), "tun"),
+        (format!("rm -rf {0}/audit; : > {0}/audit; {serve}", world.dir().display()), "audit"),
+    ] {
+        let mut command = world.host.bare_command("sh");
+        let ran = Ran::of(&command.args(["-c", &line]).output().expect("run it"));
+        assert!(ran.code > 0, "{line}: {ran:?}");
+        assert!(ran.stderr.contains(said), "{line}: {}", ran.stderr);
+        assert!(!world.taps.exists(), "{line}: it made the guests' namespace");
+        assert!(!world.daemon().socket().exists(), "{line}: it listens");
+    }
+    std::fs::remove_file(world.dir().join("audit")).expect("the file in the way");
+    world.daemon().start(&world.host);
+    let api = world.site("api");
+    world.guest(&world::allow(&[&api])).reaches(&api);
+}

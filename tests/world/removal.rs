@@ -37,7 +37,7 @@ pub(crate) fn inventory(world: &World) -> BTreeSet<String> {
         }));
     }
     let found = Command::new("find")
-        .arg(world.dir().join("state"))
+        .args([world.dir().join("state"), world.dir().join("run")])
         .args(["-not", "-name", "*.db*"])
         .output();
     all.extend(String::from_utf8_lossy(&found.expect("find").stdout).lines().map(str::to_owned));

@@ -82,7 +82,7 @@ fn a_token_sees_and_touches_only_its_tenants_sandboxes() {
     assert_eq!(ask(&world, "a", "GET", &format!("/v1/sandboxes/{own}"), &[]).status, 200);
 }
 
-/// Promise 22. Without a token, or under a foreign name, nothing is answered.
+/// Promise 22. Attack K11. Without a token, or under a foreign name, nothing is answered.
 #[test]
 fn a_caller_without_a_known_token_or_under_a_foreign_host_name_is_refused() {
     let world = world_with_tokens();
@@ -125,4 +125,61 @@ fn a_guest_does_not_reach_the_control_api() {
     assert_eq!(got.json()["error"]["code"], "private-address", "{} {}", got.text(), got.stderr);
     assert_eq!(ask(&world, "a", "GET", "/v1/health", &[]).status, 200, "control");
     guest.reaches(&api);
+}
+
+/// Promise 55. One tenant takes neither all slots nor all connections; it is told which setting says so.
+#[test]
+fn a_tenant_takes_no_more_sandboxes_than_one_may() {
+    let world = World::with("[tenants]\nsandboxes = 2\n");
+    let names: Vec<String> = (0..3).map(|_| world.fresh_name()).collect();
+    assert_eq!(world.create(&names[0], "a", "").status, 201);
+    assert_eq!(world.create(&names[1], "a", "").status, 201);
+    let refused = world.create(&names[2], "a", "");
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    let error = &refused.json["error"];
+    assert_eq!((&error["code"], &error["field"]), (&json!("quota"), &json!("tenant")), "{error}");
+    assert!(error["fix"].as_str().is_some_and(|fix| fix.contains("tenants.sandboxes")), "{error}");
+    assert_eq!(world.create(&names[2], "b", "").status, 201, "another tenant's");
+    assert_eq!(world.api("DELETE", &format!("/v1/sandboxes/{}", names[0]), &[]).status, 204);
+    assert_eq!(world.create(&names[0], "a", "").status, 201, "there is room again");
+}
+
+/// Promise 55. And the operator's socket and the other tenants' connections stay.
+#[test]
+fn a_tenant_takes_no_more_connections_than_one_may() {
+    use std::io::{Read, Write};
+    const MOST: usize = 3;
+    let tokens = ["a", "b"].map(|tenant| {
+        let digest = sum(format!("secret-{tenant}").as_bytes());
+        format!("{{ name = \"{tenant}\", tenant = \"{tenant}\", sha256 = \"{digest}\" }}")
+    });
+    let world = World::with(&format!(
+        "[api]\nlisten = \"{HOST}:{PORT}\"\ntoken = [{}]\n[tenants]\nconnections = {MOST}\n",
+        tokens.join(", ")
+    ));
+    let request = format!(
+        "GET /v1/sandboxes HTTP/1.1\r\nhost: {HOST}:{PORT}\r\nauthorization: Bearer secret-a\r\n\r\n"
+    );
+    let mut open: Vec<_> = world.host.run(|| {
+        let connect = |_| {
+            let to = (HOST, PORT).into();
+            let mut stream = client::connect(to, client::PATIENT).expect("connect");
+            stream.write_all(request.as_bytes()).expect("ask");
+            let mut first = [0; 12];
+            stream.read_exact(&mut first).expect("an answer");
+            assert_eq!(&first, b"HTTP/1.1 200", "control");
+            stream
+        };
+        (0..MOST).map(connect).collect()
+    });
+    let refused = ask(&world, "a", "GET", "/v1/sandboxes", &[]);
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    let fix = refused.json["error"]["fix"].as_str().unwrap_or_default();
+    assert!(fix.contains("tenants.connections"), "{}", refused.text);
+    assert_eq!(ask(&world, "b", "GET", "/v1/sandboxes", &[]).status, 200, "another tenant's");
+    assert_eq!(world.api("GET", "/v1/health", &[]).status, 200, "the operator's");
+    open.pop();
+    world::poll::eventually("there is room again", client::PATIENT, || {
+        (ask(&world, "a", "GET", "/v1/sandboxes", &[]).status == 200).then_some(())
+    });
 }

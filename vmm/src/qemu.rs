@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use fault::Point;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -87,7 +88,9 @@ impl Qemu {
     ) -> Result<HostProcess, Error> {
         let accel = self.accel().await.accel;
         make_dir(&machine.run_dir)?;
+        fault::at(Point::QemuFolderMade);
         disk::make_overlay(&machine.base, &machine.disk).await?;
+        fault::at(Point::QemuDiskMade);
         let given = launch::Given {
             tap,
             control: listen(&process.control_socket())?,
@@ -97,7 +100,9 @@ impl Qemu {
             kernel: disk::open(&machine.kernel, false)?,
             initrd: disk::open(&machine.initrd, false)?,
         };
+        fault::at(Point::QemuSocketsMade);
         let groups = cgroup::create(machine)?;
+        fault::at(Point::QemuGroupsMade);
         let argv = command::argv(&self.binary, machine, accel);
         let host = launch::launch(argv, machine, accel, &groups, given).await;
         host.inspect_err(|_| cgroup::remove(&groups))
@@ -142,6 +147,7 @@ impl Hypervisor for Qemu {
             if !ended(&handle, AFTER_KILL, host).await? {
                 return Err(Error::Survivor { pid: host.pid, limit: AFTER_KILL });
             }
+            fault::at(Point::QemuKilled);
         }
         cgroup::remove(&host.groups);
         remove_sockets(process);

@@ -9,9 +9,11 @@ use policy::Slot;
 
 use crate::error::Error;
 use crate::fence::batch::{
-    Batch, Kind, bounds, get_chain, get_chains, get_elements, get_rules, get_tables,
+    Batch, Kind, bounds, get_chain, get_chains, get_elements, get_generation, get_rules, get_tables,
 };
-use crate::fence::decode::{Held, HeldChain, Message, counted, elements, table_name};
+use crate::fence::decode::{
+    Held, HeldChain, Message, counted, elements, generation as number, table_name,
+};
 use crate::fence::encode::{expressions, userdata};
 use crate::fence::layout::{chain_names, is_ours, slot_of_chain, table_of};
 use crate::fence::netlink::with_netfilter;
@@ -57,6 +59,18 @@ pub(crate) fn detach(slot: Slot) -> Result<(), Error> {
     let mut batch = Batch::default();
     remove_old(slot, &mut batch)?;
     with_netfilter(|kernel| kernel.commit(batch))
+}
+
+pub(crate) fn generation() -> Result<Option<u32>, Error> {
+    let mut found = None;
+    with_netfilter(|kernel| {
+        kernel.ask(&get_generation(), "ask for the generation of the rules", |answer| {
+            if answer.kind == Kind::NewGeneration.number() {
+                found = number(answer.body);
+            }
+        })
+    })?;
+    Ok(found)
 }
 
 pub(crate) fn present() -> Result<Vec<Slot>, Error> {

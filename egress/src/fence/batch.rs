@@ -33,6 +33,8 @@ pub(crate) enum Kind {
     NewElements = 12,
     GetElements = 13,
     DelElements = 14,
+    NewGeneration = 15,
+    GetGeneration = 16,
 }
 
 impl Kind {
@@ -188,6 +190,11 @@ impl Batch {
         operations.extend(self.operations);
         (bytes, seq, operations)
     }
+}
+
+/// Asks for the number that every change of the namespace's rules moves, whoever makes it.
+pub(crate) fn get_generation() -> Vec<u8> {
+    query(Kind::GetGeneration, Family::Inet, false, |_| {})
 }
 
 /// Asks for the tables of a family.

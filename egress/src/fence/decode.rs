@@ -131,6 +131,11 @@ pub(crate) fn table_name(body: &[u8]) -> Option<String> {
     attribute(body.get(4..)?, 1).map(text)
 }
 
+/// The number in the body of a message about a generation of the rules.
+pub(crate) fn generation(body: &[u8]) -> Option<u32> {
+    attribute(body.get(4..)?, 1).and_then(u32_be)
+}
+
 /// A chain as the kernel holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeldChain {

@@ -76,6 +76,7 @@ impl Start {
             netns,
             divert_port: 15_001,
             nflog_group: 7,
+            look: Duration::from_secs(1),
             limits,
             names: dns::Names::default(),
         };

@@ -13,6 +13,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use command_fds::{CommandFdExt, FdMapping};
+use fault::Point;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
@@ -88,6 +89,7 @@ pub(super) async fn launch(
         command.spawn().map_err(failed)?
     };
     let started = child.id().and_then(|pid| HostProcess::identify(pid, groups.to_vec()));
+    fault::at(Point::QemuSpawned);
     let socket = control_socket(machine);
     let ready = tokio::select! {
         ready = timeout(LIMIT, control::ready(&socket)) => Some(ready),
@@ -95,6 +97,7 @@ pub(super) async fn launch(
     };
     match (started, ready) {
         (Some(host), Some(Ok(Ok(())))) => {
+            fault::at(Point::QemuReady);
             reap(child, host.pid);
             Ok(host)
         }

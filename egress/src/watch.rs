@@ -1,0 +1,102 @@
+//! Looks whether the fence still stands as it was put up, and puts it up again where it does not.
+//!
+//! Whoever else edits rules in the guests' namespace moves a number that is looked at now and then;
+//! only when it moved is anything read back. A slot whose fence is not as it was is shut until it
+//! is. Never lets a slot speak whose fence was not read back.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+use policy::audit::{AuditRecord, Kind, Outcome};
+use policy::{Slot, Subject, Trail};
+
+use crate::error::Error;
+use crate::fence::{self, SlotFence};
+use crate::link;
+use crate::world::World;
+
+/// The generation of rules at which all of them were last as meant.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    sound: Mutex<Option<u32>>,
+}
+
+impl Watch {
+    /// The generation now, if the rules moved since all of them were found as meant.
+    pub(crate) async fn moved(&self, world: &World) -> Result<Option<u32>, Error> {
+        // A kernel that does not say is never trusted to be at rest.
+        let now = fence::generation(world).await?.unwrap_or_default();
+        Ok((now == 0 || Some(now) != self.get()).then_some(now))
+    }
+
+    /// All was as meant, read after this generation was. An edit meanwhile has moved it on.
+    pub(crate) fn sound(&self, generation: u32) {
+        self.set(generation);
+    }
+
+    /// What is needed to tell a change of ours, which is read back by itself, from those of others.
+    pub(crate) async fn before(&self, world: &World) -> Option<u32> {
+        fence::generation(world).await.ok().flatten().filter(|now| Some(*now) == self.get())
+    }
+
+    /// After one change of ours: when it was the only one, all is as sound as it was.
+    pub(crate) async fn after(&self, world: &World, before: Option<u32>) {
+        let now = fence::generation(world).await.ok().flatten();
+        if let Some(now) = now.filter(|now| before.map(|it| it.wrapping_add(1)) == Some(*now)) {
+            self.set(now);
+        }
+    }
+
+    fn get(&self) -> Option<u32> {
+        *self.sound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, generation: u32) {
+        *self.sound.lock().unwrap_or_else(PoisonError::into_inner) = Some(generation);
+    }
+}
+
+/// What was wrong with what all slots share, which stands again.
+pub(crate) async fn mend_base(world: &World, divert_port: u16) -> Result<Option<String>, Error> {
+    let found = differs(fence::verify_base(world, divert_port).await)?;
+    if found.is_some() {
+        fence::install_base(world, divert_port).await?;
+    }
+    Ok(found)
+}
+
+/// What was wrong with the fence of a slot, which stands again. Nobody else may change the slot
+/// meanwhile. An error leaves it shut.
+pub(crate) async fn mend(
+    world: &World,
+    slot: Slot,
+    meant: &SlotFence,
+) -> Result<Option<String>, Error> {
+    let Some(found) = differs(fence::verify(world, slot, meant).await)? else { return Ok(None) };
+    link::down(world, slot).await?;
+    link::prepare(world, slot).await?;
+    fence::attach(world, slot, meant).await?;
+    link::up(world, slot).await?;
+    Ok(Some(found))
+}
+
+/// Records and logs that something of the fence was put up again.
+pub(crate) fn record(trail: &Trail, whose: Option<&Subject>, found: &str) {
+    let sandbox = whose.map(|subject| subject.sandbox.to_string());
+    tracing::error!(sandbox, found, "fence changed by somebody else: put up again");
+    let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Fail);
+    let detail = "the fence was changed by somebody else and put up again";
+    record.detail = Some(format!("{detail}: {found}"));
+    trail.record(match whose {
+        Some(subject) => record.about(subject),
+        None => record,
+    });
+}
+
+fn differs(verified: Result<(), Error>) -> Result<Option<String>, Error> {
+    match verified {
+        Ok(()) => Ok(None),
+        Err(found @ Error::Differs { .. }) => Ok(Some(found.to_string())),
+        Err(other) => Err(other),
+    }
+}

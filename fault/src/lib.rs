@@ -1,0 +1,198 @@
+//! Places at which a test can end the daemon, or make it panic, between two steps.
+//!
+//! Only builds with debug assertions can be struck, and only after [`listen`]; in a release build
+//! every call here is empty. Never decides anything, and never knows what a step does.
+#![forbid(unsafe_code)]
+
+/// What somebody asked of the daemon when it comes to a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// A sandbox is made.
+    Create,
+    /// The same, by the driver `qemu` only.
+    CreateQemu,
+    /// A sandbox is removed.
+    Remove,
+    /// The same, by the driver `qemu` only.
+    RemoveQemu,
+    /// A policy is written.
+    Policy,
+    /// Records are written to the audit.
+    Audit,
+    /// A daemon starts and finds what another left.
+    Start,
+    /// A guest connects.
+    Connect,
+}
+
+macro_rules! points {
+    ($($name:ident $on:ident,)*) => {
+        /// The points, in the order in which they are come to.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[expect(missing_docs, reason = "the names say what has just been done, or is `To` be done")]
+        pub enum Point { $($name,)* }
+
+        impl Point {
+            /// All there are.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Its name, as a test writes it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => stringify!($name),)* }
+            }
+
+            /// When it is come to.
+            #[must_use]
+            pub const fn on(self) -> On {
+                match self { $(Self::$name => On::$on,)* }
+            }
+        }
+    };
+}
+
+points! {
+    SandboxToInsert Create,
+    SandboxInserted Create,
+    TapToMake Create,
+    TapMade Create,
+    FenceToRaise Create,
+    LinkPrepared Create,
+    RulesLoaded Create,
+    SocketsOpened Create,
+    LinkRaised Create,
+    FenceRaised Create,
+    ProcessToStart Create,
+    FolderMade Create,
+    QemuFolderMade CreateQemu,
+    QemuDiskMade CreateQemu,
+    QemuSocketsMade CreateQemu,
+    QemuGroupsMade CreateQemu,
+    QemuSpawned CreateQemu,
+    QemuReady CreateQemu,
+    ProcessStarted Create,
+    AgentToGreet Create,
+    AgentGreeted Create,
+    RunningNoted Create,
+    ProcessToStop Remove,
+    QemuKilled RemoveQemu,
+    ProcessStopped Remove,
+    FenceToLower Remove,
+    ConnectionsSevered Remove,
+    LinkLowered Remove,
+    RulesRemoved Remove,
+    FenceLowered Remove,
+    TapToDelete Remove,
+    TapDeleted Remove,
+    FilesToRemove Remove,
+    RunFilesRemoved Remove,
+    FilesRemoved Remove,
+    SandboxToForget Remove,
+    SandboxForgotten Remove,
+    PolicyToWrite Policy,
+    PolicyWritten Policy,
+    PolicySwapped Policy,
+    PolicyJudged Policy,
+    AuditToAppend Audit,
+    AuditHalfAppended Audit,
+    AuditAppended Audit,
+    AuditRotated Audit,
+    AuditTrimmed Audit,
+    OrphanFenceLowered Start,
+    OrphansSwept Start,
+    SandboxTakenUp Start,
+    ConnectionTaken Connect,
+    ConnectionDecided Connect,
+}
+
+/// Comes to a point: nothing happens, unless a test has armed it.
+#[inline]
+pub fn at(point: Point) {
+    #[cfg(debug_assertions)]
+    debug::at(point);
+    #[cfg(not(debug_assertions))]
+    let _ = point;
+}
+
+/// Whether this point is armed, for a step that has to be half done before it can be struck.
+#[must_use]
+pub fn armed(point: Point) -> bool {
+    #[cfg(debug_assertions)]
+    return debug::armed(point).is_some();
+    #[cfg(not(debug_assertions))]
+    {
+        let _ = point;
+        false
+    }
+}
+
+/// From now on a point is armed while the file holds its name and `die` or `panic`. When it strikes,
+/// the file is renamed to the same with `.struck` behind. Nothing in a release build.
+pub fn listen(file: std::path::PathBuf) {
+    #[cfg(debug_assertions)]
+    debug::listen(file);
+    #[cfg(not(debug_assertions))]
+    drop(file);
+}
+
+#[cfg(debug_assertions)]
+mod debug {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::sync::OnceLock;
+
+    use crate::Point;
+
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+
+    pub(crate) fn listen(file: PathBuf) {
+        let _ = FILE.set(file);
+    }
+
+    /// What is to happen there.
+    pub(crate) fn armed(point: Point) -> Option<String> {
+        let text = fs::read_to_string(FILE.get()?).ok()?;
+        let (name, act) = text.split_once(' ')?;
+        (name == point.name()).then(|| act.trim().to_owned())
+    }
+
+    pub(crate) fn at(point: Point) {
+        let (Some(act), Some(file)) = (armed(point), FILE.get()) else { return };
+        // Once: two tasks that come to it together are not both struck.
+        if fs::rename(file, file.with_extension("struck")).is_err() {
+            return;
+        }
+        match act.as_str() {
+            // No destructor runs and nothing is flushed, as with SIGKILL.
+            "die" => std::process::abort(),
+            "panic" => panic!("struck at {}", point.name()),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_point_that_is_armed_strikes_and_only_once() {
+        let dir = tempfile_dir();
+        let file = dir.join("fault");
+        listen(file.clone());
+        let struck = |point| std::panic::catch_unwind(|| at(point)).is_err();
+        assert!(!struck(Point::TapMade), "nothing is armed");
+        std::fs::write(&file, "TapMade panic").expect("arm");
+        assert!(!struck(Point::TapToMake));
+        assert!(struck(Point::TapMade));
+        assert!(!struck(Point::TapMade), "once");
+        assert!(dir.join("fault.struck").exists());
+        std::fs::remove_dir_all(dir).expect("clean");
+    }
+
+    fn tempfile_dir() -> std::path::PathBuf {
+        let dir = std::env::temp_dir().join(format!("postern-fault-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("folder");
+        dir
+    }
+}

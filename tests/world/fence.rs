@@ -1,0 +1,186 @@
+//! Others edit rules, too: by mistake, or because they are Docker. What they do opens nothing, is
+//! noticed and undone.
+
+use std::process::Stdio;
+
+use policy::net::{GATEWAY_IP, GUEST_IP};
+use world::client::{self, PATIENT};
+use world::netns::Netns;
+use world::poll::eventually;
+use world::{Guest, World, allow};
+
+fn nft(namespace: &Netns, rules: &str) {
+    let mut child = namespace.command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn();
+    let mut stdin = child.as_mut().expect("nft").stdin.take().expect("a pipe");
+    std::io::Write::write_all(&mut stdin, rules.as_bytes()).expect("its rules");
+    drop(stdin);
+    assert!(child.expect("nft").wait().expect("nft").success(), "{rules}");
+}
+
+fn listed(world: &World) -> String {
+    let out = world.taps.command("nft").args(["-s", "list", "ruleset"]).output().expect("nft");
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// Waits until the rules are what they were, and somebody was told.
+fn mended(world: &World, before: &str, guest: &Guest<'_>, whose: Option<&str>) {
+    let lines = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    eventually("the rules are what they were", PATIENT, || {
+        (lines(&listed(world)) == lines(before)).then_some(())
+    });
+    eventually("the audit says so", PATIENT, || {
+        let query = whose.map_or_else(String::new, |name| format!("sandbox={name}"));
+        let told = |record: &serde_json::Value| {
+            let detail = record["detail"].as_str().unwrap_or_default();
+            record["kind"] == "control" && detail.contains("the fence was changed")
+        };
+        world.records(&query).iter().any(told).then_some(())
+    });
+    guest.curl(&["-m", "1", "https://wakes-the-neighbour.example/"]);
+}
+
+/// Promise 51. Attack B16. `nft flush ruleset` closes the node for a moment; then the rules are back.
+#[test]
+fn a_flushed_fence_is_noticed_and_put_up_again() {
+    let world = World::new();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let guest = world.guest(&allow(&[&api]));
+    guest.reaches(&api);
+    let mut open = guest.run(|| client::connect(api.at(80), PATIENT).expect("connect"));
+    for _ in 0..2 {
+        let before = listed(&world);
+        assert!(before.contains("inet postern"), "control: {before}");
+        nft(&world.taps, "flush ruleset");
+        mended(&world, &before, &guest, Some(&guest.name));
+        guest.reaches(&api);
+        let hello = client::client_hello(&world.authority, &sink.name);
+        let reply = guest.run(|| client::exchange(sink.at(443), &[&hello], PATIENT));
+        assert_eq!(reply.alert(), Some(client::ACCESS_DENIED), "{reply:?}");
+    }
+    // What was open before goes on.
+    let request = format!("GET /after HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", api.name);
+    guest.run(|| {
+        let mut heard = Vec::new();
+        std::io::Write::write_all(&mut open, request.as_bytes()).expect("write");
+        client::read_to_end(&mut open, &mut heard, PATIENT);
+        assert!(heard.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&heard));
+    });
+    assert_eq!(world.sent_to(sink.ip), []);
+}
+
+/// Promise 51. A hole that somebody cuts into one guest's fence is closed, and told to be his.
+#[test]
+fn a_rule_put_into_a_guests_fence_is_taken_out_again() {
+    let world = World::new();
+    let api = world.site("api");
+    let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    let before = listed(&world);
+    let chain = before
+        .lines()
+        .scan("", |table, line| {
+            *table = line.strip_prefix("table ").unwrap_or(table);
+            Some((*table, line.trim()))
+        })
+        .find_map(|(table, line)| {
+            let name = line.strip_prefix("chain ")?.strip_suffix(" {")?;
+            let of_guest = name.contains(&guest.slot.number().to_string());
+            of_guest.then(|| format!("{} {name}", table.trim_end_matches(" {")))
+        })
+        .unwrap_or_else(|| panic!("no chain of {}: {before}", guest.slot));
+    nft(&world.taps, &format!("insert rule {chain} accept"));
+    assert!(listed(&world) != before, "control");
+    mended(&world, &before, &guest, Some(&guest.name));
+    guest.reaches(&api);
+    other.reaches(&api);
+}
+
+/// Promise 51. Without the policy route nothing is diverted, so nothing works; it is put back.
+#[test]
+fn a_policy_route_that_somebody_removed_is_put_back() {
+    let world = World::new();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    guest.reaches(&api);
+    for words in ["rule flush", "route flush table 100"] {
+        world.taps.ip(words);
+        // `ip rule flush` takes the table of local addresses along, which is the kernel's own.
+        if words == "rule flush" {
+            world.taps.ip("rule add pref 0 lookup local");
+            world.taps.ip("rule add pref 32766 lookup main");
+        }
+        eventually("it works again", PATIENT, || {
+            let url = format!("https://{}/", api.name);
+            (guest.curl(&["-m", "2", &url]).status == 200).then_some(())
+        });
+    }
+    let told = |record: &serde_json::Value| {
+        record["detail"].as_str().is_some_and(|detail| detail.contains("route of diverted"))
+    };
+    eventually("the audit says so", PATIENT, || {
+        (world.records("kind=control").iter().filter(|record| told(record)).count() >= 2)
+            .then_some(())
+    });
+}
+
+/// Attack B16. Rules as Docker has them on the host, and rules that accept everything before ours
+/// among the guests, open nothing and shut nothing.
+#[test]
+fn foreign_rules_before_and_beside_ours_change_no_verdict() {
+    let world = World::new();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    nft(
+        &world.host,
+        "table ip nat {
+           chain postrouting { type nat hook postrouting priority 100;
+             ip saddr 172.17.0.0/16 masquerade; }
+           chain docker { type nat hook prerouting priority -100; fib daddr type local accept; }
+         }
+         table ip filter {
+           chain forward { type filter hook forward priority 0; policy drop;
+             ct state established,related accept; }
+         }",
+    );
+    nft(
+        &world.taps,
+        "table inet foreign {
+           chain first_pre { type filter hook prerouting priority -400; policy accept; accept; }
+           chain first_in { type filter hook input priority -400; policy accept; accept; }
+           chain first_on { type filter hook forward priority -400; policy accept; accept; }
+         }",
+    );
+    for guest in [&guest, &other] {
+        guest.reaches(&api);
+        let hello = client::client_hello(&world.authority, &sink.name);
+        let reply = guest.run(|| client::exchange(sink.at(443), &[&hello], PATIENT));
+        assert_eq!(reply.alert(), Some(client::ACCESS_DENIED), "{reply:?}");
+    }
+    // To a neighbour and through it, by its address in this namespace, and spoofed as it.
+    for (source, to) in [(GUEST_IP, other.internal()), (other.internal(), sink.ip)] {
+        let mut frame = Vec::new();
+        etherparse::PacketBuilder::ethernet2(policy::net::GUEST_MAC, policy::net::GATEWAY_MAC)
+            .ipv4(source.octets(), to.octets(), 64)
+            .udp(4000, 4000)
+            .write(&mut frame, b"through")
+            .expect("a frame");
+        guest.cable.inject(&frame).expect("the tap takes it");
+    }
+    let to_gateway = guest.run(|| client::connect((GATEWAY_IP, 15_000).into(), client::AT_ONCE));
+    assert!(
+        to_gateway.is_err()
+            || guest.run(|| {
+                client::exchange((GATEWAY_IP, 15_000).into(), &[b"x"], PATIENT).bytes.is_empty()
+            })
+    );
+    guest.reaches(&api);
+    assert_eq!(world.sent_to(sink.ip), []);
+    assert_eq!(world.sent_to(other.internal()), []);
+    let from =
+        |address| world.wire.frames(|seen| seen.is_from(address) && seen.is_to(api.ip)).len();
+    assert_eq!(from(world::world::HOST), 0, "never from another address");
+    assert!(from(world::world::EGRESS) > 0);
+}
