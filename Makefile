@@ -1,9 +1,11 @@
 # Two commands do everything on a fresh Debian 12 machine, as root: `make demo` and `make test`.
 # The other targets are their parts.
 
-.PHONY: demo test build image setup-run setup-test lint deny test-unit test-world test-guest test-kernel test-fuzz fuzz clean
+.PHONY: demo test build image setup-run setup-test lint deny test-unit test-world test-guest test-clients test-kernel \
+  test-fuzz fuzz clean image-clients outside
 SHELL := /bin/bash
 IMAGE ?= $(CURDIR)/target/image
+OUTSIDE ?= $(CURDIR)/target/outside
 FUZZ_SECONDS ?= 5
 
 # A microVM behind Postern: what gets out, what does not, and why.
@@ -16,6 +18,7 @@ test: setup-test
 	$(MAKE) --no-print-directory test-unit
 	$(MAKE) --no-print-directory test-world
 	$(MAKE) --no-print-directory test-guest
+	$(MAKE) --no-print-directory test-clients
 	$(MAKE) --no-print-directory test-kernel
 	$(MAKE) --no-print-directory test-fuzz
 
@@ -30,6 +33,12 @@ build:
 # The guest: a Debian kernel, an initrd, a root file system. Rebuilt only when its inputs change.
 image: setup-run
 	deploy/image/build.sh $(IMAGE)
+
+# The guest with the programs of test-clients, and the servers and clients outside of it.
+image-clients:
+	tests/clients/image.sh $(IMAGE)-clients
+outside:
+	tests/clients/outside.sh $(OUTSIDE)
 
 lint:
 	cargo fmt --all --check
@@ -51,6 +60,12 @@ test-world: build
 test-guest: build image
 	POSTERN_IMAGE=$(IMAGE) cargo test -p vmm --test qemu_guest -- --test-threads=1
 	POSTERN_IMAGE=$(IMAGE) cargo test -p postern-tests --test guest -- --test-threads=1
+
+# Needs root and QEMU: real programs in a Debian guest, and in namespaces, against real servers.
+test-clients: build
+	$(MAKE) --no-print-directory -j2 image-clients outside
+	POSTERN_IMAGE_CLIENTS=$(IMAGE)-clients POSTERN_OUTSIDE=$(OUTSIDE) \
+	  cargo test -p postern-tests --test clients -- --test-threads=2
 
 # Needs root and QEMU: the fence and the router inside a guest, on the kernel of Debian 12.
 test-kernel: build

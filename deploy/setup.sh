@@ -14,7 +14,8 @@ command -v cargo >/dev/null || die "a Rust toolchain is missing: install rustup,
 run="cc:gcc ip:iproute2 nft:nftables qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils
      mmdebstrap:mmdebstrap mke2fs:e2fsprogs cpio:cpio setpriv:util-linux unshare:util-linux modinfo:kmod zstd:zstd curl:curl
      openssl:openssl python3:python3"
-test="$run tcpdump:tcpdump git:git dig:dnsutils jq:jq ps:procps ping:iputils-ping musl-gcc:musl-tools iodine:iodine"
+test="$run tcpdump:tcpdump git:git dig:dnsutils jq:jq ps:procps ping:iputils-ping musl-gcc:musl-tools iodine:iodine
+      pip3:python3-pip"
 
 case "${1:-}" in
   run) wanted=$run ;;

@@ -4,15 +4,18 @@
 # Debian's cloud kernel and a Debian root from this machine's own apt sources, our agent as the first
 # process. Installs nothing here; needs root, mmdebstrap, e2fsprogs, cpio and cargo. A step whose inputs
 # did not change is skipped; delete the directory to build with today's Debian. POSTERN_IMAGE_PACKAGES adds
-# packages (comma separated) and all modules of the kernel to the root.
+# packages (comma separated) to the root, and all modules of the kernel if kmod is one of them;
+# POSTERN_IMAGE_TREE names a directory that is copied over it; POSTERN_IMAGE_SIZE is its size (1G).
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 source_dir=$(cd "$here/../.." && pwd)
 out=$(mkdir -p "${1:-$source_dir/target/image}" && cd "${1:-$source_dir/target/image}" && pwd)
 suite=bookworm
-size=1G
+size=${POSTERN_IMAGE_SIZE:-1G}
+tree=${POSTERN_IMAGE_TREE:-}
 more=${POSTERN_IMAGE_PACKAGES:-}
+case ,$more, in *,kmod,*) all_modules=yes ;; *) all_modules= ;; esac
 packages=curl,ca-certificates,git,python3,openssl,iproute2,procps${more:+,$more}
 # In the order the kernel needs them; a driver for either of QEMU's machines.
 modules=(virtio_ring virtio virtio_mmio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci
@@ -87,18 +90,25 @@ fi
 # The root: no manuals and translations, the licences stay. From the Debian sources this machine has.
 sources=$(apt-get indextargets 'Created-By: Packages' 'Origin: Debian' 'Architecture: amd64' \
     --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' | grep -E " $suite(-updates|-security)? main$" | sort -u || true)
-options=(--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright'
-    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*')
+# A root that is not finished is thrown away: no need to wait for the disk after every file.
+options=(--dpkgopt=force-unsafe-io
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright'
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*'
+    # PostgreSQL and Java link their manuals there and fail without the folder.
+    --essential-hook='mkdir -p "$1/usr/share/man/man1"')
 [ -n "$sources" ] || stop "apt has no Debian $suite sources: run apt-get update"
-inputs=$(printf '%s\n' "$sources" "$suite $packages $size ${options[*]} ${more:+$kernel $version}" | digest)
+files=${tree:+$(cd "$tree" && find . -printf '%P %m %s %T@\n' | sort)}
+inputs=$(printf '%s\n' "$sources" "$suite $packages $size ${options[*]} ${all_modules:+$kernel $version}" "$files" | digest)
 if ! fresh root "$inputs" root.ext4; then
     say "root: Debian $suite with $packages"
     printf '%s\n' "$sources" >"$work/sources.list"
     # A directory others may read, as the root of a file system is.
     mkdir -m 755 "$work/root"
-    mmdebstrap --quiet --mode=root --variant=minbase --include="$packages" \
-        "${options[@]}" "$suite" "$work/root" "$work/sources.list" </dev/null
-    if [ -n "$more" ]; then
+    mmdebstrap --mode=root --variant=minbase --include="$packages" \
+        "${options[@]}" "$suite" "$work/root" "$work/sources.list" </dev/null >"$work/log" 2>&1 ||
+        stop "$(tail -n 30 "$work/log")"
+    [ -z "$tree" ] || cp -a "$tree/." "$work/root/"
+    if [ -n "$all_modules" ]; then
         unpack_kernel
         cp -a "$work/kernel/lib/modules" "$work/root/lib/"
         depmod -b "$work/root" "${kernel#linux-image-}"

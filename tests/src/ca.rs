@@ -59,6 +59,18 @@ impl Authority {
         config
     }
 
+    /// A certificate for this name and its key, PEM: for servers that read them from files.
+    ///
+    /// # Panics
+    /// When `name` cannot be in a certificate.
+    #[must_use]
+    pub fn identity(&self, name: &str) -> (String, String) {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
+        let leaf = params.signed_by(&key, &self.minted.issuer).expect("a certificate");
+        (leaf.pem(), key.serialize_pem())
+    }
+
     /// A TLS client that believes this authority alone.
     ///
     /// # Panics

@@ -1,4 +1,5 @@
-//! A sandbox with a booted Debian guest, and the ways to work in it.
+//! A sandbox with a booted Debian guest, and the ways to work in it. Its world is its own: it outlives the
+//! daemon, and is found by its name and ended with the test process.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

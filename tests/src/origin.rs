@@ -14,15 +14,17 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::header::HeaderValue;
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper::{Request, Response, StatusCode, Version};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::server::Acceptor;
 use sha2::{Digest, Sha256};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_blocking;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
 
 use crate::ca::Authority;
 
@@ -41,6 +43,12 @@ pub mod port {
     /// Speaks first, like a mail server or a database: [`super::GREETING`], then echoes.
     pub const SERVER_FIRST: u16 = 5432;
 }
+
+/// What stands for a folder of served files.
+const INDEX: &str = "index.html";
+
+/// How the label of a host begins that speaks HTTP/2, too, to who offers it.
+pub const H2: &str = "h2-";
 
 /// What the server on [`port::SERVER_FIRST`] says first.
 pub const GREETING: &[u8] = b"READY\r\n";
@@ -114,11 +122,13 @@ impl Origin {
     /// # Errors
     /// When a port cannot be bound.
     pub async fn serve(self, authority: &Authority) -> io::Result<()> {
-        let tls = TlsAcceptor::from(Arc::new(authority.server()));
+        let mut two = authority.server();
+        two.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let tls = (Arc::new(authority.server()), Arc::new(two));
         for number in [port::HTTP, port::HTTP_ALT] {
             self.clone()
                 .listen(number, |origin, stream, way| async move {
-                    origin.speak_http(stream, way, None).await;
+                    origin.speak_http(stream, way, None, false).await;
                 })
                 .await?;
         }
@@ -128,9 +138,14 @@ impl Origin {
                 .listen(number, move |origin, stream, way| {
                     let tls = tls.clone();
                     async move {
-                        let Ok(stream) = tls.accept(stream).await else { return };
-                        let sni = stream.get_ref().1.server_name().map(str::to_owned);
-                        origin.speak_http(stream, way, sni).await;
+                        let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await;
+                        let Ok(hello) = hello else { return };
+                        let sni = hello.client_hello().server_name().map(str::to_owned);
+                        let two = sni.as_deref().is_some_and(|name| name.starts_with(H2));
+                        let config = if two { &tls.1 } else { &tls.0 };
+                        let Ok(stream) = hello.into_stream(config.clone()).await else { return };
+                        let two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                        origin.speak_http(stream, way, sni, two).await;
                     }
                 })
                 .await?;
@@ -164,7 +179,7 @@ impl Origin {
         Ok(())
     }
 
-    async fn speak_http<S>(self, stream: S, way: Connection, sni: Option<String>)
+    async fn speak_http<S>(self, stream: S, way: Connection, sni: Option<String>, two: bool)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -172,8 +187,13 @@ impl Origin {
             let (origin, sni) = (self.clone(), sni.clone());
             async move { Ok::<_, Infallible>(origin.respond(request, way, sni).await) }
         });
-        let server = hyper::server::conn::http1::Builder::new();
-        let _ = server.serve_connection(TokioIo::new(stream), service).await;
+        let stream = TokioIo::new(stream);
+        let _ = if two {
+            let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            server.serve_connection(stream, service).await
+        } else {
+            hyper::server::conn::http1::Builder::new().serve_connection(stream, service).await
+        };
     }
 
     async fn respond(
@@ -183,17 +203,19 @@ impl Origin {
         sni: Option<String>,
     ) -> Response<Full<Bytes>> {
         let (head, body) = request.into_parts();
-        let text = |value: &hyper::header::HeaderValue| {
-            String::from_utf8_lossy(value.as_bytes()).into_owned()
-        };
-        let host = head.headers.get("host").map(text).unwrap_or_default();
+        let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+        let authority = || head.uri.authority().map(ToString::to_string);
+        let host = head.headers.get("host").map(text).or_else(authority).unwrap_or_default();
         self.requests.lock().expect("requests").push(Arrival {
             peer: way.peer,
             local: way.local,
             sni,
             host: host.clone(),
             method: head.method.to_string(),
-            target: head.uri.to_string(),
+            target: match head.version {
+                Version::HTTP_2 => head.uri.path().to_owned(),
+                _ => head.uri.to_string(),
+            },
             headers: head.headers.iter().map(|(n, v)| (n.to_string(), text(v))).collect(),
         });
         let path = head.uri.path();
@@ -209,15 +231,20 @@ impl Origin {
         let name = host.split(':').next().unwrap_or_default().to_owned();
         let files = self.files.lock().expect("files").get(&name).cloned();
         if let Some(directory) = files {
-            let file = directory.join(path.trim_start_matches('/'));
-            return std::fs::read(file).map_or_else(
-                |_| {
-                    let mut missing = Response::new(Full::default());
-                    *missing.status_mut() = StatusCode::NOT_FOUND;
-                    missing
-                },
-                |content| Response::new(Full::new(content.into())),
-            );
+            let mut file = directory.join(path.trim_start_matches('/'));
+            if file.is_dir() {
+                file.push(INDEX);
+            }
+            let mut response = Response::new(Full::default());
+            match std::fs::read(&file) {
+                Ok(content) => *response.body_mut() = Full::new(content.into()),
+                Err(_) => *response.status_mut() = StatusCode::NOT_FOUND,
+            }
+            if file.ends_with(INDEX) {
+                let html = HeaderValue::from_static("text/html");
+                response.headers_mut().insert("content-type", html);
+            }
+            return response;
         }
         let seen = serde_json::json!({ "peer": way.peer, "local": way.local, "host": host });
         Response::new(Full::new(format!("{seen}\n").into()))
