@@ -123,8 +123,8 @@ impl Process {
         self.run_dir.join("console.log")
     }
 
-    /// The last lines on the guest's console, at most a few hundred characters, fit to be shown;
-    /// empty when there are none.
+    /// The last lines on the guest's console, or those from a kernel's panic on: at most a few hundred
+    /// characters, fit to be shown; empty when there are none.
     #[must_use]
     pub fn console_end(&self) -> String {
         const LINES: usize = 5;
@@ -136,7 +136,9 @@ impl Process {
             line.trim().chars().filter(|c| !c.is_control()).take(CHARACTERS).collect()
         };
         let lines: Vec<String> = end.lines().map(plain).filter(|line| !line.is_empty()).collect();
-        lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join(" | ")
+        let panic = lines.iter().rposition(|line| line.contains("Kernel panic"));
+        let from = panic.unwrap_or(lines.len().saturating_sub(LINES));
+        lines.iter().skip(from).take(LINES).map(String::as_str).collect::<Vec<_>>().join(" | ")
     }
 
     /// The hypervisor's control socket (QMP).
@@ -239,5 +241,9 @@ mod tests {
         let end = process.console_end();
         assert!(end.ends_with(" | [31mpanic | last\u{fffd}"), "{end}");
         assert!(end.starts_with("early | early | x") && end.len() < 200, "{end}");
+        let trace = "Kernel panic - not syncing: why\n".to_owned() + &"trace\n".repeat(9);
+        fs::write(process.console_log(), trace).expect("written");
+        let end = process.console_end();
+        assert!(end.starts_with("Kernel panic - not syncing: why | trace"), "{end}");
     }
 }
