@@ -54,6 +54,7 @@ test-unit:
 # Needs root: real namespaces, taps, nftables, the real daemon; guests are namespaces behind taps.
 test-world: build
 	cargo test -p egress -p vmm --test fence_world --test router_world --test tap_world -- --test-threads=2
+	cargo test -p egress --test origins_world
 	cargo test -p postern-tests --test world -- --test-threads=2
 
 # Needs root and QEMU: a real Debian guest.

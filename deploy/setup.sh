@@ -15,7 +15,8 @@ run="cc:gcc ip:iproute2 nft:nftables qemu-system-x86_64:qemu-system-x86 qemu-img
      mmdebstrap:mmdebstrap mke2fs:e2fsprogs cpio:cpio setpriv:util-linux unshare:util-linux modinfo:kmod zstd:zstd curl:curl
      openssl:openssl python3:python3"
 test="$run tcpdump:tcpdump git:git dig:dnsutils jq:jq ps:procps ping:iputils-ping musl-gcc:musl-tools iodine:iodine
-      pip3:python3-pip"
+      pip3:python3-pip
+      nginx:nginx-light haproxy:haproxy node:nodejs gunicorn:gunicorn waitress-serve:python3-waitress"
 
 case "${1:-}" in
   run) wanted=$run ;;
@@ -38,6 +39,10 @@ if [ ${#missing[@]} -gt 0 ]; then
     apt-get -qq install -y --no-install-recommends --allow-downgrades "${missing[@]}" \
       "qemu-utils/$(. /etc/os-release && echo "$VERSION_CODENAME")" >/dev/null ||
     die "apt-get could not install ${missing[*]}"
+  # Servers that the tests start in namespaces of their own are not to serve this machine.
+  for unit in nginx haproxy; do
+    [[ " ${missing[*]} " != *" $unit"* ]] || systemctl disable -q --now "$unit" 2>/dev/null || true
+  done
 fi
 
 if [ "$1" = test ]; then

@@ -24,7 +24,7 @@ use crate::http;
 use crate::questions;
 use crate::refuse::{self, Refusal};
 use crate::sniff::{Sniffed, Sniffer};
-use crate::tunnel::{Why, tunnel};
+use crate::tunnel::tunnel;
 
 /// How long a guest may be silent on a port whose server may speak first, before we dial for it.
 const SERVER_FIRST: Duration = Duration::from_millis(30);
@@ -303,12 +303,7 @@ async fn carry(
     let ended = tunnel(stream, far, flight, limits, meter, pool, cut).await;
     account.record.bytes_out = Some(ended.bytes_out);
     account.record.bytes_in = Some(ended.bytes_in);
-    account.record.detail = match ended.why {
-        Why::Closed | Why::Revoked => None,
-        Why::GuestReset => Some("reset by the guest".to_owned()),
-        Why::FarReset => Some("reset by the far side".to_owned()),
-        Why::Idle => Some("idle".to_owned()),
-    };
+    account.record.detail = ended.why.detail().map(str::to_owned);
 }
 
 impl Refused {

@@ -44,6 +44,8 @@ pub(crate) enum Basis {
     Tls { sni: Host, ech: bool },
     /// A request in clear.
     Request { authority: Host, method: String, path: String },
+    /// A request that was let through and asks for another protocol.
+    Upgrade { authority: Host },
     /// The names this sandbox was told for the address.
     Pinned(Vec<Host>),
     /// No name.
@@ -55,7 +57,7 @@ impl Basis {
     pub(crate) fn protocol(&self) -> &'static str {
         match self {
             Self::Tls { .. } => "tls",
-            Self::Request { .. } => "http",
+            Self::Request { .. } | Self::Upgrade { .. } => "http",
             Self::Pinned(_) | Self::Address => "tcp",
         }
     }
@@ -71,6 +73,7 @@ impl Basis {
                 Self::Request { authority, method, path } => {
                     Evidence::Request { authority, method, path }
                 }
+                Self::Upgrade { authority } => Evidence::Upgrade(authority),
                 Self::Pinned(names) => Evidence::Pinned(names),
                 Self::Address => Evidence::Address,
             },
@@ -96,9 +99,12 @@ impl Judged {
     pub(crate) fn name(&self) -> Option<String> {
         match (&self.target, &self.basis) {
             (Target::Name(host), _)
-            | (_, Basis::Tls { sni: host, .. } | Basis::Request { authority: host, .. }) => {
-                Some(host.as_str().to_owned())
-            }
+            | (
+                _,
+                Basis::Tls { sni: host, .. }
+                | Basis::Request { authority: host, .. }
+                | Basis::Upgrade { authority: host },
+            ) => Some(host.as_str().to_owned()),
             _ => None,
         }
     }

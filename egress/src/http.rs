@@ -1,21 +1,24 @@
 //! Clear-text HTTP: every request judged by itself, and sent as it was judged.
 //!
 //! Both sides are ended here, one HTTP/1 connection with the guest and one with a far side at a time;
-//! bytes are never passed through unread. Bodies stream both ways. Upgrades are not offered.
+//! bytes are never passed through unread, but after an upgrade that a rule lets through. What the guest
+//! sends is read strictly (`framing`) before hyper sees it. Bodies stream both ways.
 
+mod screen;
+mod upgrade;
 mod head;
 mod relay;
 mod wire;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HOST;
+use http::header::{CONNECTION, HOST};
 use http::request::Parts;
-use http::{Request, Response, StatusCode, Version};
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -25,24 +28,30 @@ use policy::audit::{AuditRecord, Kind, Outcome, shown};
 use policy::name::{Authority, AuthorityHost};
 use policy::{Code, Revision, canonical_path};
 use socket2::SockRef;
-use tokio::io::Interest;
+use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::account::Account;
 use crate::flows::{Cut, Flow};
+use crate::framing::MAX_HEAD;
 use crate::guest::{Guest, Passed};
 use crate::http::head::{Claim, Fault};
 use crate::http::relay::{Ending, Far, Relay, Relayed};
+use crate::http::screen::{Notes, Screen};
+use crate::http::upgrade::Handshake;
 use crate::http::wire::{Traffic, Wire};
 use crate::refuse::{self, Refusal};
+use crate::tunnel::tunnel;
 
 /// Between requests, and from the first to the last byte of a head.
 const HEAD_TIME: Duration = Duration::from_secs(60);
-/// Largest head of a request or response.
-const HEAD_BYTES: usize = 64 * 1024;
+/// Largest head of a response.
+const HEAD_BYTES: usize = MAX_HEAD;
 /// The most that is held of each direction on each side, when the next to take it does not.
-const BUFFER: usize = 2 * HEAD_BYTES;
+const BUFFER: usize = HEAD_BYTES + 8 * 1024;
+
+const SWITCHING: StatusCode = StatusCode::SWITCHING_PROTOCOLS;
 
 type Answer = Response<Either<Relayed, Full<Bytes>>>;
 
@@ -52,19 +61,35 @@ struct Visit {
     flow: Arc<Flow>,
     destination: SocketAddr,
     relay: Relay,
+    notes: Arc<Notes>,
+    switched: Once<Switched>,
 }
+
+/// An exchange that turned its connections into streams of bytes.
+#[derive(Debug)]
+struct Switched {
+    far: Far,
+    ending: Arc<Ending>,
+}
+
+/// A place for one value that is taken once.
+#[derive(Debug)]
+struct Once<T>(Mutex<Option<T>>);
 
 /// A request that is not let through: what the guest is told, and what is recorded.
 struct Refused {
     refusal: Refusal,
     status: StatusCode,
+    /// Whether nothing that follows it can be trusted to be a request.
+    last: bool,
 }
 
 /// What a request says of itself, fit for a record: its host canonical where it is one.
+#[derive(Default)]
 struct Seen {
     host: Option<String>,
-    method: String,
-    path: String,
+    method: Option<String>,
+    path: Option<String>,
 }
 
 /// Serves requests until either side is done, the connection is idle, or it is cut.
@@ -77,26 +102,29 @@ pub(crate) async fn serve(
 ) {
     let begun = Instant::now();
     let idle = guest.limits.idle;
+    let watched = watch(&stream);
+    let screen = Screen::new(Wire::new(stream, flight));
+    let traffic = screen.traffic();
     let visit = Arc::new(Visit {
         guest: Arc::clone(&guest),
         flow: Arc::clone(&flow),
         destination,
         relay: Relay::default(),
+        notes: screen.notes(),
+        switched: Once(Mutex::new(None)),
     });
+    let serving = Arc::clone(&visit);
     let service = service_fn(move |request| {
-        let visit = Arc::clone(&visit);
+        let visit = Arc::clone(&serving);
         async move { Ok::<_, Infallible>(visit.serve(request).await) }
     });
-    let watched = watch(&stream);
-    let wire = Wire::new(stream, flight);
-    let traffic = wire.traffic();
     let mut conn = http1::Builder::new()
         .timer(TokioTimer::new())
         .half_close(true)
         .header_read_timeout(HEAD_TIME)
         .max_header_size(HEAD_BYTES)
         .max_buf_size(BUFFER)
-        .serve_connection(TokioIo::new(wire), service);
+        .serve_connection(TokioIo::new(screen), service);
     let ended = tokio::select! {
         biased;
         _ = flow.cut() => {
@@ -107,25 +135,51 @@ pub(crate) async fn serve(
         () = given_up(watched, &traffic, guest.limits.half_closed) => None,
         ended = &mut conn => Some(ended),
     };
+    let http1::Parts { io, read_buf, .. } = conn.into_parts();
+    let (mut stream, held) = io.into_inner().into_parts();
+    if let (Some(switched), Some(Ok(()))) = (visit.switched.take(), &ended) {
+        return carry(&guest, &flow, stream, [read_buf, held].concat().into(), switched).await;
+    }
     match ended {
-        None => refuse::reset(conn.into_parts().io.into_inner().into_stream()),
-        // It has been answered already: its head could not be read.
-        Some(Err(error)) if error.is_parse() => {
-            let refusal = Refusal::because(Code::Undecidable, guest.policy.load().revision());
-            let refusal = refusal.detailed(&error);
-            let mut record = guest.refused(Kind::Request, &refusal, destination);
-            record.flow = Some(flow.id());
-            record.protocol = Some("http".to_owned());
-            let large = error.is_parse_too_large();
-            let status = match large {
-                true => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                false => StatusCode::BAD_REQUEST,
-            };
-            record.status = Some(status.as_u16());
-            guest.trail.record(record.took(begun.elapsed()));
-        }
+        None => return refuse::reset(stream),
+        // It has been answered already: its target is none.
+        Some(Err(error)) if error.is_parse() => visit.unread(&error, begun),
         Some(_) => {}
     }
+    let told = tokio::select! {
+        biased;
+        _ = flow.cut() => false,
+        told = refuse::linger(&mut stream) => told,
+    };
+    if !told {
+        refuse::reset(stream);
+    }
+}
+
+/// Carries the bytes of what was a request, until either side ends it or it is cut.
+async fn carry(
+    guest: &Guest,
+    flow: &Flow,
+    mut stream: TcpStream,
+    flight: Bytes,
+    Switched { far, ending }: Switched,
+) {
+    let begin = async {
+        let (far, early) = far.into_switched().await?;
+        timeout(guest.limits.idle, stream.write_all(&early)).await.ok()?.ok()?;
+        Some(far)
+    };
+    let begun = tokio::select! {
+        biased;
+        _ = flow.cut() => None,
+        far = begin => far,
+    };
+    let Some(far) = begun else { return refuse::reset(stream) };
+    let cut = async {
+        flow.cut().await;
+    };
+    let Guest { limits, meter, pool, .. } = guest;
+    ending.tunnelled(tunnel(stream, far, flight, limits, meter, pool, cut).await);
 }
 
 /// Records a cut between two requests: the records of both are closed, or not yet opened.
@@ -170,12 +224,51 @@ impl Visit {
         let begun = Instant::now();
         let (head, body) = request.into_parts();
         let text = refuse::wants_text(&head.headers);
-        let seen = Seen::of(&head);
-        let refused = match self.pass(head, body, &seen).await {
-            Ok(response) => return response.map(Either::Left),
-            Err(refused) => refused,
+        let old = head.version == Version::HTTP_10;
+        let (seen, passed) = match self.notes.compare(&head, &body) {
+            Ok(()) => {
+                let seen = Seen::of(&head);
+                let passed = self.pass(head, body, &seen).await;
+                (seen, passed)
+            }
+            Err(fault) => {
+                (Seen::default(), Err(Refused::fault(self.guest.policy.load().revision(), fault)))
+            }
         };
-        let Refused { refusal, status } = refused;
+        if !matches!(&passed, Ok(response) if response.status() == SWITCHING) {
+            self.notes.resume();
+        }
+        let (mut answer, last) = match passed {
+            Ok(response) => (response.map(Either::Left), old),
+            Err(refused) => {
+                let last = old || refused.last;
+                (self.refuse(refused, &seen, text, begun).map(Either::Right), last)
+            }
+        };
+        if last {
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        answer
+    }
+
+    /// Records a head that the library could not read, and has answered.
+    fn unread(&self, error: &hyper::Error, begun: Instant) {
+        let refusal = Refusal::because(Code::Undecidable, self.guest.policy.load().revision());
+        let refusal = refusal.detailed(error);
+        let status = StatusCode::BAD_REQUEST;
+        let refused = Refused { refusal, status, last: true };
+        self.refuse(refused, &Seen::default(), false, begun);
+    }
+
+    /// Records a refusal and makes the answer.
+    fn refuse(
+        &self,
+        refused: Refused,
+        seen: &Seen,
+        text: bool,
+        begun: Instant,
+    ) -> Response<Full<Bytes>> {
+        let Refused { refusal, status, .. } = refused;
         let mut record = self.guest.refused(Kind::Request, &refusal, self.destination);
         record.flow = Some(self.flow.id());
         record.protocol = Some("http".to_owned());
@@ -184,7 +277,7 @@ impl Visit {
         seen.note(&mut record);
         self.guest.trail.record(record.took(begun.elapsed()));
         let host = seen.host.as_deref().unwrap_or_default();
-        refuse::response(&refusal, status, host, text).map(Either::Right)
+        refuse::response(&refusal, status, host, text)
     }
 
     /// Read, judge, dial or take the kept connection, judge again if the policy moved, record, send.
@@ -195,18 +288,23 @@ impl Visit {
         seen: &Seen,
     ) -> Result<Response<Relayed>, Refused> {
         let revision = self.guest.policy.load().revision();
-        let fault = |fault: Fault| Refused {
-            refusal: Refusal::because(fault.code, revision).detailed(fault.detail),
-            status: fault.status,
-        };
+        let fault = |fault| Refused::fault(revision, fault);
         let claim = Claim::read(&head, self.destination).map_err(fault)?;
         let basis = claim.basis(&head.method);
         let mut passed = self.guest.judge(&self.flow, basis, self.destination)?;
+        let handshake = Handshake::of(&head);
+        if handshake.is_some() {
+            passed = self.guest.judge(&self.flow, claim.upgrade(), self.destination)?;
+        }
         let mut far = match self.relay.take(&passed).await {
             Some(far) => far,
             None => self.dial(&passed).await?,
         };
-        let head = claim.outgoing(head, self.destination.port()).map_err(fault)?;
+        let mut head = claim.outgoing(head, self.destination.port()).map_err(fault)?;
+        if handshake.is_some() {
+            upgrade::ask(&mut head.headers);
+        }
+        far.may_switch(handshake.is_some());
         let mut ending = self.record(&mut passed, &far, seen)?;
         let request = far.request(head, body, &ending);
         let sent = far.sender.try_send_request(request).await;
@@ -219,6 +317,7 @@ impl Visit {
                     let body = body.into_body();
                     drop(ending);
                     far = self.dial(&passed).await?;
+                    far.may_switch(handshake.is_some());
                     ending = self.record(&mut passed, &far, seen)?;
                     let request = far.request(head, body, &ending);
                     far.sender.send_request(request).await.map_err(|why| broken(&why, revision))?
@@ -226,14 +325,23 @@ impl Visit {
                 _ => return Err(broken(failed.error(), revision)),
             },
         };
-        self.relay.keep(far);
         let (mut head, body) = response.into_parts();
-        if head.status.is_informational() {
-            let refusal = Refusal::because(Code::UpstreamUnreachable, revision);
-            return Err(refusal.detailed("it switched protocols without being asked").into());
+        let switches = head.status.is_informational();
+        if switches && !handshake.is_some_and(|it| it.is_accepted(&head)) {
+            return Err(wrong("it switched to a protocol that was not asked for", revision));
+        }
+        if !head::has_one_length(&head.headers) {
+            return Err(wrong("it said twice how long its answer is", revision));
         }
         head::strip(&mut head.headers);
         head.version = Version::HTTP_11;
+        if switches {
+            upgrade::ask(&mut head.headers);
+            self.switched.put(Switched { far, ending: Arc::clone(&ending) });
+        } else {
+            far.may_switch(false);
+            self.relay.keep(far);
+        }
         // Set once: there is one answer to an exchange.
         let _ = ending.status.set(head.status);
         Ok(Response::from_parts(head, Relayed::new(body, &ending)))
@@ -258,6 +366,16 @@ impl Visit {
     }
 }
 
+impl<T> Once<T> {
+    fn put(&self, value: T) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    }
+
+    fn take(&self) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 impl Seen {
     fn of(head: &Parts) -> Self {
         let host = head.headers.get(HOST).map(|host| {
@@ -271,12 +389,12 @@ impl Seen {
         // What was judged and is sent, where there is such a form.
         let sent = head.uri.path();
         let path = canonical_path(sent).map_or_else(|| shown(sent), |path| shown(&path));
-        Self { host, method: shown(head.method.as_str()), path }
+        Self { host, method: Some(shown(head.method.as_str())), path: Some(path) }
     }
 
     fn note(&self, record: &mut AuditRecord) {
-        record.method = Some(self.method.clone());
-        record.path = Some(self.path.clone());
+        record.method.clone_from(&self.method);
+        record.path.clone_from(&self.path);
     }
 }
 
@@ -285,14 +403,28 @@ fn broken(error: &hyper::Error, revision: Revision) -> Refused {
     if error.is_user() {
         let refusal = Refusal::because(Code::Undecidable, revision);
         let refusal = refusal.detailed("the body of the request cannot be read");
-        return Refused { refusal, status: StatusCode::BAD_REQUEST };
+        return Refused { refusal, status: StatusCode::BAD_REQUEST, last: true };
     }
     Refusal::because(Code::UpstreamUnreachable, revision).detailed(error).into()
+}
+
+/// The far side answered what is no answer.
+fn wrong(how: &str, revision: Revision) -> Refused {
+    let refusal = Refusal::because(Code::UpstreamUnreachable, revision).detailed(how);
+    Refused { last: true, ..refusal.into() }
 }
 
 impl From<Refusal> for Refused {
     fn from(refusal: Refusal) -> Self {
         let status = refuse::status(refusal.code());
-        Self { refusal, status }
+        Self { refusal, status, last: false }
+    }
+}
+
+impl Refused {
+    /// For a head that cannot be passed on, whatever the policy.
+    fn fault(revision: Revision, fault: Fault) -> Self {
+        let refusal = Refusal::because(fault.code, revision).detailed(fault.detail);
+        Self { refusal, status: fault.status, last: true }
     }
 }

@@ -19,6 +19,7 @@ mod stream;
 pub mod tunnel;
 mod dial;
 mod refuse;
+pub mod framing;
 pub mod sniff;
 pub mod drops;
 pub mod fence;

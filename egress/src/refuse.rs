@@ -92,11 +92,17 @@ pub(crate) fn reset(stream: TcpStream) {
 }
 
 /// Tells a TLS client with a fatal alert `access_denied` (RFC 8446, section 6.2), and waits for it
-/// to close: a close of ours with unread bytes would be a reset, which overtakes the alert. False
-/// when the guest did not close, and must be reset.
+/// to close. False when the guest did not close, and must be reset.
 pub(crate) async fn alert(stream: &mut TcpStream) -> bool {
-    let told = async {
-        stream.write_all(&sniff::alert_access_denied()).await?;
+    let alert = sniff::alert_access_denied();
+    let told = timeout(DRAIN_TIME, stream.write_all(&alert)).await;
+    matches!(told, Ok(Ok(()))) && linger(stream).await
+}
+
+/// Says that this was the last of our answers and waits for the guest to close: a close of ours with unread bytes would be a
+/// reset, which overtakes the answer. False when it did not close, and must be reset.
+pub(crate) async fn linger(stream: &mut TcpStream) -> bool {
+    let ended = async {
         stream.shutdown().await?;
         let mut waste = [0; 2048];
         let mut drained = 0;
@@ -108,7 +114,7 @@ pub(crate) async fn alert(stream: &mut TcpStream) -> bool {
         }
         Ok::<_, io::Error>(false)
     };
-    matches!(timeout(DRAIN_TIME, told).await, Ok(Ok(true)))
+    matches!(timeout(DRAIN_TIME, ended).await, Ok(Ok(true)))
 }
 
 /// The status that goes with a code.

@@ -48,6 +48,18 @@ pub enum Why {
     Revoked,
 }
 
+impl Why {
+    /// What the audit says of it, where that is more than that it is over.
+    pub(crate) fn detail(self) -> Option<&'static str> {
+        match self {
+            Self::Closed | Self::Revoked => None,
+            Self::GuestReset => Some("reset by the guest"),
+            Self::FarReset => Some("reset by the far side"),
+            Self::Idle => Some("idle"),
+        }
+    }
+}
+
 /// Carries bytes between `guest` and `far` until the connection ends. `first_flight` is what was read
 /// from the guest before it was judged; it goes out first. Both sockets are closed on return.
 ///

@@ -39,6 +39,9 @@ pub enum Evidence<'a> {
         /// Its path without the query, beginning with `/`.
         path: &'a str,
     },
+    /// A request that turns its connection into a stream of another protocol, which the rules let
+    /// through as a request already: no rule for the host may need to see requests after it.
+    Upgrade(&'a Host),
     /// Bytes of another protocol, or a server that speaks first: the names this sandbox was told for
     /// the address. Only rules that name the port explicitly count. Refused if any of the names is
     /// denied on that port; otherwise the first that passes is the one that is dialled.
@@ -52,6 +55,7 @@ impl<'a> Evidence<'a> {
     pub(crate) fn names(&self) -> &'a [Host] {
         match *self {
             Self::Question(host)
+            | Self::Upgrade(host)
             | Self::Tls { sni: host, .. }
             | Self::Request { authority: host, .. } => std::slice::from_ref(host),
             Self::Pinned(hosts) => hosts,

@@ -324,7 +324,7 @@ impl Compiled {
             Evidence::Question(_) => Mode::Answer,
             Evidence::Tls { .. } => Mode::Splice,
             Evidence::Request { .. } => Mode::Requests,
-            Evidence::Pinned(_) | Evidence::Address => Mode::Raw,
+            Evidence::Upgrade(_) | Evidence::Pinned(_) | Evidence::Address => Mode::Raw,
         };
         let rule = clause.map_or_else(|| Arc::from(BY_DEFAULT), |clause| Arc::clone(&clause.text));
         let Flow { port, protocol, .. } = case.flow;

@@ -106,7 +106,8 @@ impl<'a> Case<'a> {
             }
         } else if clause.effect == Effect::Allow && clause.net.is_none() {
             match (evidence, port) {
-                (Evidence::Tls { .. }, 443) | (Evidence::Request { .. }, 80) => {}
+                (Evidence::Tls { .. }, 443)
+                | (Evidence::Request { .. } | Evidence::Upgrade(_), 80) => {}
                 (Evidence::Question(_), 80 | 443) => {}
                 (Evidence::Pinned(_), 80 | 443) => return Fit::Unseen,
                 _ => return Fit::Lacks(Code::Port),
@@ -117,7 +118,9 @@ impl<'a> Case<'a> {
                 return Fit::Lacks(Code::Ech);
             }
             // Bytes that are passed on unread may hold any hello.
-            Evidence::Pinned(_) if conditions.ech == Ech::Deny => return Fit::Unseen,
+            Evidence::Pinned(_) | Evidence::Upgrade(_) if conditions.ech == Ech::Deny => {
+                return Fit::Unseen;
+            }
             _ => {}
         }
         if conditions.needs_requests() { self.fit_request(clause) } else { Fit::Whole }

@@ -62,7 +62,8 @@ pub(super) struct Fault {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) host: AuthorityHost,
-    /// Canonical, without the query.
+    /// Without the query; canonical where there is such a form. One that servers may read in more
+    /// than one way is judged as that, and sent as it came.
     pub(super) path: String,
 }
 
@@ -89,8 +90,8 @@ impl Claim {
                 "the authority is not where the connection goes",
             ));
         }
-        let path = canonical_path(head.uri.path())
-            .ok_or(fault(Code::Path, "the path can be read in more than one way"))?;
+        let path = head.uri.path();
+        let path = canonical_path(path).unwrap_or_else(|| path.to_owned());
         Ok(Self { host: authority.host, path })
     }
 
@@ -102,6 +103,14 @@ impl Claim {
                 method: method.as_str().to_owned(),
                 path: self.path.clone(),
             },
+            AuthorityHost::Address(_) => Basis::Address,
+        }
+    }
+
+    /// What it is judged by once more when it asks for another protocol.
+    pub(super) fn upgrade(&self) -> Basis {
+        match &self.host {
+            AuthorityHost::Name(name) => Basis::Upgrade { authority: name.clone() },
             AuthorityHost::Address(_) => Basis::Address,
         }
     }
@@ -155,6 +164,13 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether an answer says once at most how long it is. A far side that says it twice would leave it
+/// to the guest which to believe.
+pub(super) fn has_one_length(headers: &HeaderMap) -> bool {
+    let said = |name| headers.get_all(name).iter().count();
+    said(CONTENT_LENGTH) + said(TRANSFER_ENCODING) <= 1
+}
+
 /// Exactly one host, and the same in the target where it stands there too (RFC 9112, section 3.2).
 fn authority(uri: &Uri, headers: &HeaderMap) -> Result<Authority, Fault> {
     let mut hosts = headers.get_all(HOST).iter();
@@ -198,7 +214,7 @@ fn framing(headers: &HeaderMap) -> Result<(), Fault> {
 }
 
 /// The comma-separated tokens of all fields of a name, in lower case.
-fn tokens(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = String> {
+pub(super) fn tokens(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = String> {
     headers
         .get_all(name)
         .iter()

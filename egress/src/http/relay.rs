@@ -3,7 +3,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -17,6 +17,8 @@ use hyper::ext::on_informational;
 use hyper_util::rt::TokioIo;
 use policy::Compiled;
 use policy::judge::Target;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::account::Account;
@@ -26,6 +28,7 @@ use crate::guest::{Guest, Passed};
 use crate::http::wire::{Traffic, Wire};
 use crate::http::{BUFFER, HEAD_BYTES};
 use crate::refuse;
+use crate::tunnel::Ended;
 
 /// How long a kept connection may take to be ready for the next request.
 const READY: Duration = Duration::from_millis(50);
@@ -44,6 +47,10 @@ pub(super) struct Far {
     pub(super) traffic: Arc<Traffic>,
     target: Target,
     policy: Arc<Compiled>,
+    /// Whether a request asks for another protocol.
+    switching: Arc<AtomicBool>,
+    /// The connection, once it has switched, and what was read of it after the answer.
+    switched: oneshot::Receiver<(TcpStream, Bytes)>,
 }
 
 /// The connection that is kept between two requests.
@@ -65,6 +72,8 @@ pub(super) struct Relayed {
 pub(super) struct Ending {
     /// What the far side answered.
     pub(super) status: OnceLock<StatusCode>,
+    /// How it ended, where that is more than that it did.
+    pub(super) detail: OnceLock<&'static str>,
     account: Account,
     judged: Arc<Judged>,
     traffic: Arc<Traffic>,
@@ -106,6 +115,9 @@ impl Far {
             .await
             .map_err(io::Error::other)?;
         let (held, idle, quiet) = (flow.hold(), guest.limits.idle, Arc::clone(&traffic));
+        let (give, switched) = oneshot::channel();
+        let switching = Arc::new(AtomicBool::new(false));
+        let wanted = Arc::clone(&switching);
         tokio::spawn(async move {
             let cut = tokio::select! {
                 biased;
@@ -114,8 +126,13 @@ impl Far {
                 () = quiet.quiet_for(idle) => true,
                 _ = &mut connection => false,
             };
+            let parts = connection.into_parts();
+            let stream = parts.io.into_inner().into_stream();
             if cut {
-                refuse::reset(connection.into_parts().io.into_inner().into_stream());
+                refuse::reset(stream);
+            } else if wanted.load(Relaxed) {
+                // Fails only when nobody waits for it any more.
+                let _ = give.send((stream, parts.read_buf));
             }
         });
         Ok(Self {
@@ -126,7 +143,20 @@ impl Far {
             traffic,
             target: passed.permit.target().clone(),
             policy: Arc::clone(&passed.policy),
+            switching,
+            switched,
         })
+    }
+
+    /// Whether the next request asks for another protocol: the connection is handed over then, if
+    /// it ends by the answer.
+    pub(super) fn may_switch(&self, may: bool) {
+        self.switching.store(may, Relaxed);
+    }
+
+    /// The connection after the answer that it is no longer HTTP's. None when it was lost.
+    pub(super) async fn into_switched(self) -> Option<(TcpStream, Bytes)> {
+        self.switched.await.ok()
     }
 
     /// A request as it is sent here.
@@ -152,17 +182,28 @@ impl Ending {
     pub(super) fn new(far: &Far, account: Account, passed: &Passed) -> Arc<Self> {
         Arc::new(Self {
             status: OnceLock::new(),
+            detail: OnceLock::new(),
             account,
             judged: Arc::clone(&passed.judged),
             traffic: Arc::clone(&far.traffic),
             before: far.traffic.totals(),
         })
     }
+
+    /// Adds what a tunnel carried that came of it.
+    pub(super) fn tunnelled(&self, ended: Ended) {
+        self.traffic.add(ended.bytes_in, ended.bytes_out);
+        if let Some(detail) = ended.why.detail() {
+            // Set once: there is one tunnel to an exchange.
+            let _ = self.detail.set(detail);
+        }
+    }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
         let (read, written) = self.traffic.totals();
+        self.account.record.detail = self.detail.get().map(|&detail| detail.to_owned());
         self.account.record.status = self.status.get().map(StatusCode::as_u16);
         self.account.record.bytes_in = Some(read - self.before.0);
         self.account.record.bytes_out = Some(written - self.before.1);

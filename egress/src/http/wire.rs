@@ -78,6 +78,12 @@ impl Traffic {
         (self.read.load(Relaxed), self.written.load(Relaxed))
     }
 
+    /// Adds what passed after the connection was no longer HTTP's.
+    pub(super) fn add(&self, read: u64, written: u64) {
+        self.read.fetch_add(read, Relaxed);
+        self.written.fetch_add(written, Relaxed);
+    }
+
     /// Makes the next read fail.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Relaxed);

@@ -147,6 +147,7 @@ fn a_far_side_that_takes_no_more_is_given_up_when_both_are_idle() {
     });
 }
 
+/// Attack E25. Interim answers without end.
 #[test]
 fn a_far_side_that_answers_without_end_is_a_502() {
     run(RULES, async |place| {

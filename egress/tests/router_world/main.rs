@@ -10,8 +10,13 @@
 mod peers;
 mod place;
 mod requests;
+mod corpus;
+mod desync;
+mod heads;
 mod exchanges;
+mod responses;
 mod trouble;
+mod upgrades;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -57,6 +62,7 @@ fn an_allowed_tls_name_passes_and_leaves_from_the_egress_address() {
     });
 }
 
+/// Attack P02. In TLS; HTTP in `every_request_of_a_connection_is_judged_by_itself`.
 #[test]
 fn an_allowed_name_sent_to_a_foreign_address_goes_where_we_resolve_it() {
     run(RULES, async |place| {

@@ -39,13 +39,13 @@ const RESOLVER: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 53);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The namespaces of one test.
-struct Land {
+pub(crate) struct Land {
     prefix: String,
 }
 
 /// What a test holds.
 pub(crate) struct Place {
-    land: Arc<Land>,
+    pub(crate) land: Arc<Land>,
     pub(crate) start: Start,
     pub(crate) router: Router,
     pub(crate) policy: PolicyHandle,
@@ -184,7 +184,16 @@ impl Place {
     pub(crate) async fn restart(self) -> Self {
         let Self { land, start, router, policy, slot, records, asked } = self;
         drop(router);
-        let router = start.router().await;
+        // Its sockets close when its tasks have been let go, which a dead process needs not wait for.
+        let deadline = Instant::now() + Duration::from_secs(3);
+        let router = loop {
+            match start.try_router().await {
+                Err(_) if Instant::now() < deadline => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                started => break started.expect("a router"),
+            }
+        };
         let place = Self { land, start, router, policy, slot, records, asked };
         place.attach().await.expect("attached");
         place
@@ -253,6 +262,11 @@ impl Place {
             }
         }
         panic!("no such record, but {others:#?}");
+    }
+
+    /// The records that have come and were not waited for.
+    pub(crate) fn recorded(&self) -> Vec<AuditRecord> {
+        self.records.try_iter().collect()
     }
 
     /// What `nft` reads in the guests' namespace.
@@ -325,7 +339,7 @@ impl Land {
             run_ip(&["netns", "add", &format!("{}{role}", land.prefix)]);
             land.ip(role, "link set lo up");
         }
-        land.ip("h", &format!("link add wan type veth peer name in netns {}i", land.prefix));
+        land.ip("h", &format!("link add wan type veth peer name in netns {}", land.internet()));
         for address in [HOST, EGRESS] {
             land.ip("h", &format!("addr add {address}/24 dev wan"));
         }
@@ -344,6 +358,11 @@ impl Land {
         let mut args = vec!["-n", &netns];
         args.extend(words.split(' '));
         run_ip(&args);
+    }
+
+    /// The internet's namespace.
+    pub(crate) fn internet(&self) -> String {
+        format!("{}i", self.prefix)
     }
 
     fn enter(&self, role: char) -> io::Result<()> {
