@@ -164,7 +164,10 @@ impl Guest {
         };
         if is_local(host) {
             let denial = Denial::because(Code::PrivateAddress, permit.revision());
-            return Ruling::absent(&policy, host, denial);
+            return match host.is_top_level() {
+                true => Ruling::absent(&policy, host, denial),
+                false => Ruling::denied(denial),
+            };
         }
         match question.record_type() {
             RecordType::A => {}

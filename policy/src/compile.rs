@@ -34,6 +34,7 @@ impl Compiled {
             policies.for_each(|(_, policy)| index.add(policy));
             index.ports = merged(std::mem::take(&mut index.ports));
             index.allowed.sort_unstable();
+            index.always.sort_unstable();
             Some(index)
         };
         let layers = [Layer::Platform, Layer::Tenant, Layer::Sandbox].map(index);
@@ -72,8 +73,7 @@ impl Compiled {
         let lets = |index: &LayerIndex| index.observes || index.lets_below(host);
         each().next().is_some()
             && !each().any(|index| !index.observes && index.shuts_below(host))
-            && (each().all(lets)
-                || each().any(|index| index.layer == Layer::Platform && lets(index)))
+            && (each().all(lets) || each().any(|index| index.always_lets_below(host)))
     }
 
     /// The layers in their order, outermost first; none for an absent one.
@@ -100,6 +100,8 @@ pub(crate) struct LayerIndex {
     ports: Vec<(u16, u16)>,
     /// The names and zones of allow rules, labels from the last to the first, in order.
     allowed: Vec<Box<str>>,
+    /// Those of them that say `always`.
+    always: Vec<Box<str>>,
 }
 
 /// The clauses under one name: for the name itself, and for what is below it.
@@ -135,6 +137,7 @@ impl LayerIndex {
             prefixes: [Vec::new(), Vec::new()],
             ports: Vec::new(),
             allowed: Vec::new(),
+            always: Vec::new(),
         }
     }
 
@@ -182,7 +185,11 @@ impl LayerIndex {
             peer
             && clause.effect == Effect::Allow
         {
-            self.allowed.push(reversed(name).into());
+            let name: Box<str> = reversed(name).into();
+            if clause.conditions.always {
+                self.always.push(name.clone());
+            }
+            self.allowed.push(name);
         }
         match peer {
             Peer::Name(Pattern::Exact(host)) => {
@@ -234,11 +241,16 @@ impl LayerIndex {
     }
 
     fn lets_below(&self, host: &Host) -> bool {
-        let below = reversed(host) + ".";
-        let first = self.allowed.partition_point(|name| **name < *below);
         self.default == Effect::Allow
-            || self.allowed.get(first).is_some_and(|name| name.starts_with(&below))
+            || names_below(&self.allowed, host)
             || self.covering(host).any(|clause| clause.effect == Effect::Allow)
+    }
+
+    /// The same, whatever other layers lack: the platform's right alone.
+    fn always_lets_below(&self, host: &Host) -> bool {
+        self.layer == Layer::Platform
+            && (names_below(&self.always, host)
+                || self.covering(host).any(|clause| clause.conditions.always))
     }
 
     /// Whether everything below this name is denied, on every port.
@@ -259,6 +271,13 @@ impl LayerIndex {
             net.and_then(|net| self.nets.get(&net)).into_iter().flatten().for_each(&mut see);
         }
     }
+}
+
+/// Whether one of these, reversed and in order, is below this name.
+fn names_below(reversed_names: &[Box<str>], host: &Host) -> bool {
+    let below = reversed(host) + ".";
+    let first = reversed_names.partition_point(|name| **name < *below);
+    reversed_names.get(first).is_some_and(|name| name.starts_with(&below))
 }
 
 /// The labels from the last to the first: what is below a name begins with it.

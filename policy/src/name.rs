@@ -110,6 +110,13 @@ impl Host {
         psl::domain_str(&self.0).unwrap_or(&self.0)
     }
 
+    /// Whether it is a top-level domain of the registries.
+    #[must_use]
+    pub fn is_top_level(&self) -> bool {
+        !self.0.contains('.')
+            && psl::suffix(self.0.as_bytes()).is_some_and(|suffix| suffix.is_known())
+    }
+
     fn is_below(&self, zone: &Self) -> bool {
         self.0.strip_suffix(zone.as_str()).is_some_and(|rest| rest.ends_with('.'))
     }

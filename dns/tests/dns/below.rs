@@ -41,7 +41,7 @@ async fn a_top_level_domain_exists_for_a_guest_that_may_reach_names_in_it() {
     let world = world("default = \"allow\"", &[&upstream]);
     for (host, code) in [
         ("com.", ResponseCode::NoError),
-        ("db.", ResponseCode::NoError),
+        ("db.", ResponseCode::NXDomain),
         ("local.", ResponseCode::NXDomain),
         ("internal.", ResponseCode::NXDomain),
         ("onion.", ResponseCode::NXDomain),

@@ -141,6 +141,17 @@ fn a_refused_name_exists_as_long_as_something_below_it_may_pass() {
     assert!(!below(&[(Layer::Sandbox, open)], "two.example"));
     assert!(!below(&[(Layer::Tenant, ""), (Layer::Sandbox, open)], "one.example"));
     assert!(!below(&[], "example"));
+    // A default of the platform opens nothing that the others leave out; its `always` does.
+    let platform = |rule: &str| format!("default = \"allow\"\n{rule}");
+    let always =
+        platform("[[rule]]\nallow = [\"a.mirror.example\", \".cdn.example\"]\nalways = true\n");
+    for (platform, expected) in [(platform(""), false), (always, true)] {
+        let layers = [(Layer::Platform, platform.as_str()), (Layer::Sandbox, rules.as_str())];
+        assert!(!below(&layers, "other.example"));
+        for name in ["mirror.example", "cdn.example", "x.cdn.example"] {
+            assert_eq!(below(&layers, name), expected, "{name}");
+        }
+    }
 }
 
 /// No rule opens the range that stands for names, nor that of the slots: they mean something else to
