@@ -115,7 +115,8 @@ fn questions_for_ipv6_and_service_bindings_have_no_data() {
 fn local_names_are_not_asked_upstream() {
     let world = World::shared();
     let guest = world.guest("default = \"allow\"\n");
-    for name in ["localhost", "printer.local", "metadata.google.internal", "host", "x.internal"] {
+    for name in ["localhost", "printer.local", "metadata.google.internal", "hostname", "x.internal"]
+    {
         let reply = ask(&guest, name, RecordType::A);
         assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain, "{name}");
         assert_eq!(world.names.asked(name), [], "{name}");
