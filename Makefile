@@ -2,11 +2,12 @@
 # The other targets are their parts.
 
 .PHONY: demo test build image setup-run setup-test lint deny test-unit test-world test-guest test-clients test-kernel \
-  test-fuzz fuzz clean image-clients outside
+  test-fuzz fuzz clean image-clients outside bench soak setup-bench build-bench
 SHELL := /bin/bash
 IMAGE ?= $(CURDIR)/target/image
 OUTSIDE ?= $(CURDIR)/target/outside
 FUZZ_SECONDS ?= 5
+ROUNDS ?= 5
 
 # A microVM behind Postern: what gets out, what does not, and why.
 demo: setup-run image
@@ -26,6 +27,8 @@ setup-run:
 	@deploy/setup.sh run
 setup-test:
 	@deploy/setup.sh test
+setup-bench:
+	@deploy/setup.sh bench
 
 build:
 	cargo build --workspace
@@ -82,6 +85,20 @@ test-fuzz:
 
 # The same for longer: make fuzz FUZZ_SECONDS=600
 fuzz: setup-test test-fuzz
+
+# What the way out costs, beside the programs that do a part of it; writes docs/benchmarks.md. Needs
+# root. One alone: make bench-judge, -egress-splice, -egress-connect, -dns, -slots, -revoke, -density.
+bench: build-bench
+	POSTERN_BIN=target/release/postern target/release/bench all $(ROUNDS)
+bench-%: build-bench
+	POSTERN_BIN=target/release/postern target/release/bench $* $(ROUNDS)
+
+# Many guests misbehave for long. Shorter: make soak SOAK_SECONDS=60 SOAK_GUESTS=10
+soak: build-bench
+	POSTERN_BIN=target/release/postern target/release/bench soak
+
+build-bench: setup-bench
+	cargo build --release -p postern -p postern-tests --bin postern --bin bench
 
 clean:
 	cargo clean

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages and cargo tools that building, testing and the demo need, and nothing
-# that is there already. Usage: deploy/setup.sh run|test. As root, on Debian 12.
+# Installs the Debian packages and cargo tools that building, testing, the demo and the benches need,
+# and nothing that is there already. Usage: deploy/setup.sh run|test|bench. As root, on Debian 12.
 set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -17,11 +17,13 @@ run="cc:gcc ip:iproute2 nft:nftables qemu-system-x86_64:qemu-system-x86 qemu-img
 test="$run tcpdump:tcpdump git:git dig:dnsutils jq:jq ps:procps ping:iputils-ping musl-gcc:musl-tools iodine:iodine
       pip3:python3-pip
       nginx:nginx-light haproxy:haproxy node:nodejs gunicorn:gunicorn waitress-serve:python3-waitress"
+bench="$run haproxy:haproxy nginx:nginx-light sniproxy:sniproxy unbound:unbound dnsdist:dnsdist dnsmasq:dnsmasq-base"
 
 case "${1:-}" in
   run) wanted=$run ;;
   test) wanted=$test ;;
-  *) die "usage: deploy/setup.sh run|test" ;;
+  bench) wanted=$bench ;;
+  *) die "usage: deploy/setup.sh run|test|bench" ;;
 esac
 
 missing=()
@@ -29,6 +31,17 @@ missing=()
 for pair in $wanted; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
+
+# The peers of the benches are started by those alone, not as services of this machine.
+stay=/usr/sbin/policy-rc.d
+if [ "$1" = bench ]; then
+  [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || missing+=(libnginx-mod-stream)
+  if [ ${#missing[@]} -gt 0 ] && [ ! -e "$stay" ]; then
+    trap 'rm -f "$stay"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$stay"
+    chmod 755 "$stay"
+  fi
+fi
 
 if [ ${#missing[@]} -gt 0 ]; then
   say "installing ${missing[*]}"
