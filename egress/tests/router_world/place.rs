@@ -319,7 +319,7 @@ async fn name_server(socket: UdpSocket, asked: Arc<Mutex<Vec<String>>>) {
         answer.extend(&query[12..at + 5]);
         if wants_a {
             answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
-            let address = match labels[0].as_str() {
+            let address = match labels[0].to_lowercase().as_str() {
                 "inner" => INNER,
                 "second" => SECOND,
                 "own" => HOST,
