@@ -220,6 +220,8 @@ impl Acts {
                 Driver::Qemu => qemu.stop(&process).await?,
                 Driver::External => self.hypervisors.external.stop(&process).await?,
             }
+        } else if record.driver == Driver::Qemu {
+            qemu.clear(&self.describe(record)).await?;
         }
         record.process = None;
         Ok(())

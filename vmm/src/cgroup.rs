@@ -163,6 +163,18 @@ pub(crate) fn existing(machine: &Machine) -> Vec<PathBuf> {
     groups
 }
 
+/// The processes in these groups.
+pub(crate) fn processes(groups: &[PathBuf]) -> Vec<u32> {
+    let listed =
+        groups.iter().filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok());
+    let mut pids: Vec<u32> = listed
+        .flat_map(|list| list.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids
+}
+
 /// Removes groups that hold no process any more.
 pub(crate) fn remove(groups: &[PathBuf]) {
     for group in groups {

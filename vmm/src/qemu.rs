@@ -72,6 +72,26 @@ impl Qemu {
         find::find(machine)
     }
 
+    /// Ends what a start left of which nothing was written down: processes in the machine's control
+    /// groups, whatever they are by now, and the groups. A process that is about to enter one that
+    /// is gone ends by itself.
+    ///
+    /// # Errors
+    /// When a process does not end.
+    pub async fn clear(&self, machine: &Machine) -> Result<(), Error> {
+        let groups = cgroup::existing(machine);
+        for pid in cgroup::processes(&groups) {
+            let Some(host) = HostProcess::identify(pid, Vec::new()) else { continue };
+            let Some(handle) = handle(&host)? else { continue };
+            kill(&handle, &host)?;
+            if !ended(&handle, AFTER_KILL, &host).await? {
+                return Err(Error::Survivor { pid, limit: AFTER_KILL });
+            }
+        }
+        cgroup::remove(&groups);
+        Ok(())
+    }
+
     /// What this host offers and lacks, for `postern doctor`. `image` is the directory of `vmlinuz`,
     /// `initrd.img` and `root.ext4`.
     pub async fn report(&self, image: &Path) -> Report {
