@@ -140,6 +140,10 @@ section! {
         bandwidth: Size = Size(0),
         /// How often it is looked whether somebody else changed the rules around the guests.
         fence_look: Span = Span::seconds(1),
+        /// UDP sessions of one sandbox; each is one of its connections, too.
+        udp_sessions: usize = 256,
+        /// A UDP session ends when nothing has passed for so long.
+        udp_idle: Span = Span::seconds(60),
         /// How long a slot stays empty after use.
         slot_rest: Span = Span::seconds(60),
     }
@@ -285,6 +289,8 @@ impl Config {
                 flows: self.guests.flows,
                 packets: self.guests.packets,
                 bytes: (self.guests.bandwidth > Size(0)).then_some(self.guests.bandwidth.0),
+                udp_sessions: self.guests.udp_sessions,
+                udp_idle: self.guests.udp_idle.0,
                 ..egress::Limits::default()
             },
             names: dns::Names {

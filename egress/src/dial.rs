@@ -14,9 +14,9 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use nix::sys::socket::{setsockopt, sockopt};
 use policy::judge::Target;
-use policy::{Code, Compiled, Dialable, Host, OwnAddresses, Permit};
+use policy::{Code, Compiled, Dialable, Host, OwnAddresses, Permit, Protocol};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::{sleep, timeout};
 
 use crate::refuse::Refusal;
@@ -28,6 +28,8 @@ const STAGGER: Duration = Duration::from_millis(250);
 const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 /// Addresses of one name that are tried.
 const ATTEMPTS: usize = 8;
+/// What may wait in one socket for datagrams, in bytes of payload.
+const DATAGRAMS: usize = 64 << 10;
 /// Quiet time after which the far side is probed.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
@@ -39,6 +41,17 @@ pub(crate) struct Dialer {
     v4: Option<Ipv4Addr>,
     v6: Option<Ipv6Addr>,
     patience: Duration,
+}
+
+/// A socket for datagrams to and from one place outside.
+#[derive(Debug)]
+pub(crate) struct Datagrams {
+    /// It, connected: it hears nobody else.
+    pub(crate) socket: UdpSocket,
+    /// Where to.
+    pub(crate) remote: SocketAddr,
+    /// From where: the egress address, and the port the kernel chose.
+    pub(crate) egress: SocketAddr,
 }
 
 /// A connection to the outside.
@@ -96,15 +109,47 @@ impl Dialer {
         if dialable.is_empty() {
             return Err(denial.map_or_else(|| because(Code::Unresolvable), Refusal::from));
         }
-        race(dialable, |one| self.connect(one)).await.map_err(|error| {
-            let code = match error.kind() {
-                io::ErrorKind::AddrNotAvailable => Code::EgressIpUnavailable,
-                io::ErrorKind::AddrInUse => Code::Limit,
-                _ if room::is_exhausted(&error) => Code::Limit,
-                _ => Code::UpstreamUnreachable,
-            };
-            because(code).detailed(error)
-        })
+        let dialed = race(dialable, |one| self.connect(one)).await;
+        dialed.map_err(|error| because(failure(&error)).detailed(error))
+    }
+
+    /// Opens the way for datagrams that a permit is for; only permits for addresses are. Nothing is
+    /// sent.
+    pub(crate) fn datagrams(
+        &self,
+        policy: &Compiled,
+        permit: &Permit,
+    ) -> Result<Datagrams, Refusal> {
+        let because = |code| Refusal::because(code, permit.revision());
+        let (Target::Address(address), Protocol::Udp) = (permit.target(), permit.protocol()) else {
+            return Err(because(Code::Protocol));
+        };
+        let remote = policy.judge_address(permit, *address, &self.own)?.address();
+        let from = self.source(remote).ok_or_else(|| because(Code::EgressIpUnavailable))?;
+        Self::connected(from, remote).map_err(|error| because(failure(&error)).detailed(error))
+    }
+
+    /// The kernel chooses the port, at random, among those that the egress address has left: two
+    /// sessions never share one.
+    fn connected(from: IpAddr, remote: SocketAddr) -> io::Result<Datagrams> {
+        let socket = std::net::UdpSocket::bind((from, 0))?;
+        room::check(&socket)?;
+        socket.set_nonblocking(true)?;
+        // Before it is connected, so that nothing comes in unbounded.
+        setsockopt(&socket, sockopt::RcvBuf, &DATAGRAMS)?;
+        setsockopt(&socket, sockopt::RxqOvfl, &1)?;
+        setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?;
+        socket.connect(remote)?;
+        let egress = socket.local_addr()?;
+        Ok(Datagrams { socket: UdpSocket::from_std(socket)?, remote, egress })
+    }
+
+    /// The egress address of the family of a destination.
+    fn source(&self, to: SocketAddr) -> Option<IpAddr> {
+        match to.ip() {
+            IpAddr::V4(_) => self.v4.map(IpAddr::from),
+            IpAddr::V6(_) => self.v6.map(IpAddr::from),
+        }
     }
 
     /// Addresses of a name, families alternating, IPv6 first (RFC 8305, section 4). Where the sandbox
@@ -143,11 +188,7 @@ impl Dialer {
 
     async fn connect(&self, to: Dialable) -> io::Result<Dialed> {
         let to = to.address();
-        let from = match to.ip() {
-            IpAddr::V4(_) => self.v4.map(IpAddr::from),
-            IpAddr::V6(_) => self.v6.map(IpAddr::from),
-        };
-        let from = from.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let from = self.source(to).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         room::check(&socket)?;
         // The port is chosen at connect, when the far side is known, so that 28,000 ports are
@@ -171,6 +212,16 @@ impl Dialer {
             })?;
         let egress = stream.local_addr()?;
         Ok(Dialed { stream, remote: to, egress })
+    }
+}
+
+/// What a failed dial is called.
+fn failure(error: &io::Error) -> Code {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => Code::EgressIpUnavailable,
+        io::ErrorKind::AddrInUse => Code::Limit,
+        _ if room::is_exhausted(error) => Code::Limit,
+        _ => Code::UpstreamUnreachable,
     }
 }
 

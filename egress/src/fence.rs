@@ -11,6 +11,7 @@ mod batch;
 mod encode;
 mod decode;
 mod print;
+mod reach;
 mod rule;
 mod field;
 mod reason;
@@ -44,6 +45,18 @@ pub async fn install_base(world: &World, divert_port: u16) -> Result<(), Error> 
 pub async fn attach(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
     let meant = slot(at, fence);
     world.run(move || apply::attach(at, &meant)).await?
+}
+
+/// Changes which datagrams of a slot go to the relay, at once and without a gap for anything else,
+/// and reads it back.
+///
+/// # Errors
+/// When the kernel refuses, and nothing is changed then; [`Error::Differs`] when what the kernel
+/// holds afterwards is not what was meant.
+pub async fn refill(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
+    let meant = slot(at, fence);
+    let chain = layout::datagrams(at, fence);
+    world.run(move || apply::refill(&meant, &chain)).await?
 }
 
 /// Compares the fence of a slot with what it should be.

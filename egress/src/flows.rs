@@ -50,6 +50,9 @@ pub(crate) enum Basis {
     Pinned(Vec<Host>),
     /// No name.
     Address,
+    /// Datagrams, and the names this sandbox was told for the address: only address rules let them
+    /// through, and a name that is denied keeps them in.
+    Datagrams(Vec<Host>),
 }
 
 impl Basis {
@@ -59,13 +62,17 @@ impl Basis {
             Self::Tls { .. } => "tls",
             Self::Request { .. } | Self::Upgrade { .. } => "http",
             Self::Pinned(_) | Self::Address => "tcp",
+            Self::Datagrams(_) => "udp",
         }
     }
 
     /// Judges it by a policy, towards where the guest aimed.
     pub(crate) fn judge(&self, policy: &Compiled, destination: SocketAddr) -> Verdict {
         policy.judge(&Judgeable {
-            protocol: Protocol::Tcp,
+            protocol: match self {
+                Self::Datagrams(_) => Protocol::Udp,
+                _ => Protocol::Tcp,
+            },
             port: destination.port(),
             destination: Some(destination.ip()),
             evidence: match self {
@@ -74,7 +81,7 @@ impl Basis {
                     Evidence::Request { authority, method, path }
                 }
                 Self::Upgrade { authority } => Evidence::Upgrade(authority),
-                Self::Pinned(names) => Evidence::Pinned(names),
+                Self::Pinned(names) | Self::Datagrams(names) => Evidence::Pinned(names),
                 Self::Address => Evidence::Address,
             },
         })

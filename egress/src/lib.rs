@@ -1,7 +1,8 @@
 //! The router: every socket to or from a guest, and the only door from their world to the outside.
 //!
-//! A guest speaks through its tap; the fence lets ARP, TCP and DNS in and nothing else; `conn` reads
-//! the first bytes, has them judged, and dials the judged name from the sandbox's egress address.
+//! A guest speaks through its tap; the fence lets ARP, TCP, DNS and the datagrams that its policy may
+//! mean in and nothing else; `conn` reads the first bytes, has them judged, and dials the judged name
+//! from the sandbox's egress address; `relay` does the same for datagrams.
 //! What is not let through is refused at once, with a reason the guest and the audit both see.
 //!
 //! The modules below are in order, top-down: each may use only modules below itself.
@@ -11,6 +12,7 @@ pub mod router;
 mod watch;
 mod conn;
 mod http;
+mod relay;
 mod account;
 mod guest;
 mod questions;

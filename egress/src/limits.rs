@@ -11,6 +11,11 @@ pub struct Limits {
     pub packets: u32,
     /// Bytes a second that a guest may send, in frames with their headers; none: as many as it can.
     pub bytes: Option<u64>,
+    /// UDP sessions a sandbox may have, each one of its `flows`; over it one that is silent ends, and
+    /// where none is, a datagram that needs a new one is refused with code `limit`.
+    pub udp_sessions: usize,
+    /// Without a datagram either way, a UDP session ends.
+    pub udp_idle: Duration,
     /// From accept to the last byte that is needed to judge.
     pub first_flight: Duration,
     /// For one address to answer our SYN.
@@ -27,6 +32,8 @@ impl Default for Limits {
             flows: 1024,
             packets: 100_000,
             bytes: None,
+            udp_sessions: 256,
+            udp_idle: Duration::from_secs(60),
             first_flight: Duration::from_secs(10),
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(3600),

@@ -3,6 +3,8 @@
 //! A slot's fence is applied and read back before its link is up, and removed after its sockets are
 //! gone. Set-up undoes itself in reverse; teardown goes on whatever fails.
 
+mod refence;
+
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -34,6 +36,7 @@ use crate::link;
 use crate::meter::Meter;
 use crate::questions;
 use crate::refuse::Refusal;
+use crate::relay::{self, Sockets};
 use crate::sever::sever;
 use crate::stream::GuestStream;
 use crate::tunnel::Pool;
@@ -117,6 +120,9 @@ struct Shared {
 #[derive(Debug)]
 struct Seat {
     guest: Arc<Guest>,
+    /// What its fence is meant to be, and whether the kernel holds that.
+    fence: SlotFence,
+    held: bool,
     /// Connections of ours to its ports.
     calls: Arc<Flows>,
     /// What listens to it; ends when this is dropped.
@@ -270,9 +276,10 @@ impl Router {
     /// The fence as text, in nft syntax: what is meant to be in the kernel.
     #[must_use]
     pub fn ruleset(&self) -> String {
-        let mut slots: Vec<Slot> = self.shared.seats().keys().copied().collect();
-        slots.sort_unstable();
-        fence::ruleset(self.shared.config.divert_port, &slots, &self.shared.fence()).to_string()
+        let seats = self.shared.seats();
+        let mut slots: Vec<_> = seats.iter().map(|(at, seat)| (*at, seat.fence.clone())).collect();
+        slots.sort_unstable_by_key(|(at, _)| *at);
+        fence::ruleset(self.shared.config.divert_port, &slots).to_string()
     }
 }
 
@@ -309,11 +316,14 @@ impl Shared {
         let slot = attachment.subject.slot;
         link::prepare(&self.world, slot).await?;
         fault::at(Point::LinkPrepared);
-        fence::attach(&self.world, slot, &self.fence()).await?;
+        let fence = self.fence(&attachment.policy);
+        fence::attach(&self.world, slot, &fence).await?;
         fault::at(Point::RulesLoaded);
         let port = self.config.divert_port;
-        let made = move || (accept::listener(slot, port), questions::socket(slot));
-        let (listener, socket) = self.world.run(made).await?;
+        let made = move || {
+            (accept::listener(slot, port), questions::socket(slot), Sockets::make(slot, port))
+        };
+        let (listener, socket, relayed) = self.world.run(made).await?;
         let listener = listener
             .and_then(TcpListener::from_std)
             .map_err(|source| Error::Socket { what: "listener", slot, source })?;
@@ -322,14 +332,26 @@ impl Shared {
             slot,
             source,
         })?;
+        let relayed = relayed.and_then(Sockets::try_from).map_err(|source| Error::Socket {
+            what: "relay socket",
+            slot,
+            source,
+        })?;
         let guest = Arc::new(self.guest(attachment));
         let mut listening = JoinSet::new();
         listening.spawn(questions::serve(socket, Arc::clone(&guest.dns)));
         listening.spawn(listen(listener, Arc::clone(&guest)));
+        listening.spawn(relay::serve(relayed, Arc::clone(&guest), self.world.clone()));
         fault::at(Point::SocketsOpened);
         link::up(&self.world, slot).await?;
         fault::at(Point::LinkRaised);
-        Ok(Seat { calls: Flows::new(CALLS, guest.meter.clone()), guest, listening })
+        Ok(Seat {
+            calls: Flows::new(CALLS, guest.meter.clone()),
+            guest,
+            fence,
+            held: true,
+            listening,
+        })
     }
 
     fn guest(&self, attachment: &Attachment) -> Guest {
@@ -365,7 +387,7 @@ impl Shared {
         let _turn = self.turn(slot).await;
         let seat = self.seats().remove(&slot);
         let mut detached = Detached::default();
-        if let Some(Seat { guest, calls, mut listening }) = seat {
+        if let Some(Seat { guest, calls, mut listening, .. }) = seat {
             detached.cut = guest.flows.shut() + calls.shut();
             listening.shutdown().await;
             let gone = async {
@@ -403,46 +425,6 @@ impl Shared {
             Arc::clone(turns.entry(slot).or_default())
         };
         turn.lock_owned().await
-    }
-
-    /// Mends the fence where somebody else has changed it, and records that. What cannot be mended
-    /// stays shut until the next look.
-    async fn look_after(&self) -> Result<(), Error> {
-        if self.world.assure_ways().await? {
-            watch::record(
-                &self.trail,
-                None,
-                "the rule or the route of diverted connections was gone",
-            );
-        }
-        let Some(generation) = self.watch.moved(&self.world).await? else { return Ok(()) };
-        let mut untouched = true;
-        if let Some(found) = watch::mend_base(&self.world, self.config.divert_port).await? {
-            watch::record(&self.trail, None, &found);
-            untouched = false;
-        }
-        let slots: Vec<Slot> = self.seats().keys().copied().collect();
-        let mut failed = Ok(());
-        for slot in slots {
-            let _turn = self.turn(slot).await;
-            let guest = self.seats().get(&slot).map(|seat| Arc::clone(&seat.guest));
-            let Some(guest) = guest else { continue };
-            match watch::mend(&self.world, slot, &self.fence()).await {
-                Ok(None) => continue,
-                Ok(Some(found)) => watch::record(&self.trail, Some(&guest.subject), &found),
-                Err(error) => failed = Err(error),
-            }
-            untouched = false;
-        }
-        if untouched {
-            self.watch.sound(generation);
-        }
-        failed
-    }
-
-    fn fence(&self) -> SlotFence {
-        let Limits { packets, bytes, .. } = self.config.limits;
-        SlotFence { packets, bytes, ..SlotFence::new(self.config.nflog_group) }
     }
 
     fn seats(&self) -> MutexGuard<'_, HashMap<Slot, Seat>> {

@@ -34,6 +34,8 @@ pub const MARK: u32 = 1;
 pub const REFUSED: u32 = 2;
 /// Mark of frames beyond what their guest may send; they go no further.
 pub const EXCESS: u32 = 3;
+/// Mark of datagrams that a slot's fence lets as far as the relay.
+pub const RELAYED: u32 = 4;
 const PREFERENCE: u32 = 100;
 const TABLE: u32 = 100;
 

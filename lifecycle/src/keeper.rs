@@ -334,9 +334,12 @@ impl Keeper {
         }
         let judged = shared.router.rejudge(&slots).await;
         fault::at(Point::PolicyJudged);
+        // What it denies is cut; only what it newly allows may still be refused without this.
+        let fenced = shared.router.refence(&slots).await;
         change.sandboxes = slots.len();
         (change.checked, change.cut) = (judged.checked, judged.cut);
-        let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Allow);
+        let outcome = if fenced.is_ok() { Outcome::Allow } else { Outcome::Fail };
+        let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, outcome);
         match scope {
             Scope::Platform => {}
             Scope::Tenant(tenant) => record.tenant = Some(tenant.clone()),
@@ -355,7 +358,10 @@ impl Keeper {
             change.cut
         ));
         shared.trail.record(record);
-        Ok(change)
+        fenced.map(|()| change).map_err(|source| Error::Router {
+            doing: "the policy is in force, but a fence could not be changed",
+            source: Box::new(source),
+        })
     }
 
     fn under(&self, scope: &Scope) -> Vec<Handle> {

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use policy::document::{Effect, Rule};
-use policy::{Compiled, Layer, OwnAddresses, Peer, Policy, PolicyError, PolicyMode, Protocol};
+use policy::{Compiled, Layer, OwnAddresses, Peer, Policy, PolicyMode, Protocol};
 use policy::{Revision, SandboxName, TenantName};
 use serde::Serialize;
 use tokio::sync::{Mutex, MutexGuard};
@@ -71,23 +71,9 @@ pub struct PolicyChange {
     pub notes: Vec<String>,
 }
 
-/// Checks a policy for a scope: rules that belong to another layer, and rules that nothing here
-/// could keep, are refused.
+/// Checks a policy for a scope: rules that belong to another layer are refused.
 pub(crate) fn check(policy: &Policy, scope: &Scope) -> Result<(), Error> {
-    policy.check_layer(scope.layer()).map_err(Error::Policy)?;
-    let relayed = |rule: &Rule| {
-        rule.effect == Effect::Allow && rule.conditions.protocol == Some(Protocol::Udp)
-    };
-    match policy.rules().iter().position(relayed) {
-        None => Ok(()),
-        Some(at) => Err(Error::Policy(PolicyError {
-            field: format!("rule[{at}].protocol"),
-            line: None,
-            value: Some("udp".to_owned()),
-            problem: "cannot be kept: UDP is not relayed yet".to_owned(),
-            fix: "leave the rule out; DNS needs none".to_owned(),
-        })),
-    }
+    policy.check_layer(scope.layer()).map_err(Error::Policy)
 }
 
 #[derive(Clone, Debug)]
@@ -202,6 +188,7 @@ pub(crate) fn notes(
                  host are refused whatever a rule says"
             ));
         }
+        notes.extend(datagram_note(rule).map(|note| format!("rule[{at}] {note}")));
     }
     match (before.mode(), policy.mode()) {
         (_, PolicyMode::Observe) => notes.push(
@@ -248,6 +235,21 @@ fn is_this_host(peer: &Peer, own: &OwnAddresses) -> bool {
     }
 }
 
+/// What a rule for UDP names in vain.
+fn datagram_note(rule: &Rule) -> Option<&'static str> {
+    let udp = rule.effect == Effect::Allow && rule.conditions.protocol == Some(Protocol::Udp);
+    let ports = &rule.conditions.ports;
+    if !udp {
+        None
+    } else if rule.peers.iter().any(|peer| matches!(peer, Peer::Net(net) if net.addr().is_ipv6())) {
+        Some("names IPv6 for UDP: guests speak IPv4 only, so nothing matches that")
+    } else if ports.iter().any(|range| (range.first(), range.last()) == (53, 53)) {
+        Some("names port 53 for UDP: questions to any address are answered here, and never leave")
+    } else {
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,16 +274,22 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_nothing_here_could_keep_is_refused_with_its_field() {
+    fn a_rule_for_datagrams_that_nothing_can_match_is_taken_with_a_note() {
         let scope = Scope::Sandbox("demo".parse().unwrap());
-        let udp = "[[rule]]\nallow = [\"192.0.2.0/24\"]\nprotocol = \"udp\"\n";
-        let tcp = "[[rule]]\nallow = [\"192.0.2.0/24\"]\n";
-        check(&Policy::from_toml(tcp).unwrap(), &scope).unwrap();
-        let both = Policy::from_toml(&format!("{tcp}{udp}")).unwrap();
-        let Err(Error::Policy(refused)) = check(&both, &scope) else { panic!("not refused") };
-        assert_eq!(refused.field, "rule[1].protocol");
-        let deny = udp.replace("allow", "deny");
-        check(&Policy::from_toml(&deny).unwrap(), &scope).unwrap();
+        let told = |peers: &str, ports: &str| {
+            let rule = format!("[[rule]]\nallow = [{peers}]\nprotocol = \"udp\"\n{ports}\n");
+            notes(
+                &Policy::from_toml(&rule).unwrap(),
+                &Policy::default(),
+                &scope,
+                &OwnAddresses::default(),
+            )
+            .join(" ")
+        };
+        assert_eq!(told("\"192.0.2.0/24\"", ""), "");
+        assert_eq!(told("\"192.0.2.0/24\"", "ports = [443, \"50-60\"]"), "");
+        assert!(told("\"192.0.2.0/24\", \"2001:db8::/32\"", "").contains("rule[0] names IPv6"));
+        assert!(told("\"192.0.2.0/24\"", "ports = [53]").contains("rule[0] names port 53"));
     }
 
     /// Attack F10. Whoever writes it is told that it is no boundary.

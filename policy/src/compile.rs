@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 use crate::document::{Conditions, Effect, Layer, Peer, Policy, PolicyMode, Protocol, Rule};
 use crate::id::Revision;
@@ -76,10 +76,34 @@ impl Compiled {
             && (each().all(lets) || each().any(|index| index.always_lets_below(host)))
     }
 
+    /// Where rules let datagrams go, in order and without repetitions: all that any layer names, so
+    /// more than [`Compiled::judge`] lets through and never less. IPv4 only, as guests are.
+    #[must_use]
+    pub fn datagrams(&self) -> Vec<Reach> {
+        let mut all: Vec<Reach> = self
+            .layers
+            .iter()
+            .flatten()
+            .flat_map(|index| index.datagrams.iter().copied())
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
     /// The layers in their order, outermost first; none for an absent one.
     pub(crate) fn layers(&self) -> &[Option<LayerIndex>; 3] {
         &self.layers
     }
+}
+
+/// A network and some ports of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Reach {
+    /// The network.
+    pub net: Ipv4Net,
+    /// First and last port; none for every port.
+    pub ports: Option<(u16, u16)>,
 }
 
 /// One layer, indexed.
@@ -102,6 +126,8 @@ pub(crate) struct LayerIndex {
     allowed: Vec<Box<str>>,
     /// Those of them that say `always`.
     always: Vec<Box<str>>,
+    /// The networks and ports that allow rules name for UDP.
+    datagrams: Vec<Reach>,
 }
 
 /// The clauses under one name: for the name itself, and for what is below it.
@@ -138,6 +164,7 @@ impl LayerIndex {
             ports: Vec::new(),
             allowed: Vec::new(),
             always: Vec::new(),
+            datagrams: Vec::new(),
         }
     }
 
@@ -161,6 +188,9 @@ impl LayerIndex {
                 && rule.peers.iter().any(|peer| matches!(peer, Peer::Name(_)))
             {
                 self.ports.extend(conditions.ports.iter().map(|r| (r.first(), r.last())));
+            }
+            if rule.effect == Effect::Allow && conditions.protocol == Some(Protocol::Udp) {
+                self.datagrams.extend(reaches(rule));
             }
             for peer in &rule.peers {
                 self.insert(
@@ -285,6 +315,19 @@ fn reversed(name: &Host) -> String {
     name.as_str().rsplit('.').collect::<Vec<_>>().join(".")
 }
 
+/// The IPv4 networks of a rule with its ports.
+fn reaches(rule: &Rule) -> impl Iterator<Item = Reach> + '_ {
+    let ports: Vec<_> = match rule.conditions.ports.as_slice() {
+        [] => vec![None],
+        ranges => ranges.iter().map(|range| Some((range.first(), range.last()))).collect(),
+    };
+    let nets = rule.peers.iter().filter_map(|peer| match peer {
+        Peer::Net(IpNet::V4(net)) => Some(net.trunc()),
+        _ => None,
+    });
+    nets.flat_map(move |net| ports.clone().into_iter().map(move |ports| Reach { net, ports }))
+}
+
 /// Ranges in order, with those that meet made one.
 fn merged(mut ranges: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
     ranges.sort_unstable();
@@ -374,5 +417,26 @@ mod tests {
             let text = format!("[[rule]]\n{rule}\nports = [25]\n");
             assert!(!names_port(&[(Layer::Sandbox, &text)], 25), "{rule}");
         }
+    }
+
+    #[test]
+    fn datagrams_reach_what_allow_rules_for_udp_name_and_nothing_else() {
+        let text = "default = \"allow\"\n\
+             [[rule]]\nallow = [\"203.0.113.0/24\", \"2001:db8::/32\"]\nprotocol = \"udp\"\n\
+             ports = [3478, \"5000-5010\"]\n\
+             [[rule]]\nallow = [\"198.51.100.7\"]\nprotocol = \"udp\"\n\
+             [[rule]]\nallow = [\"192.0.2.0/24\"]\nports = [9]\n\
+             [[rule]]\ndeny = [\"203.0.113.9\"]\nprotocol = \"udp\"\n";
+        let policy = Policy::from_toml(text).expect("a policy");
+        let layers = [(Layer::Platform, &policy), (Layer::Sandbox, &policy)];
+        let reach = |net: &str, ports| Reach { net: net.parse().expect("a network"), ports };
+        assert_eq!(
+            Compiled::new(&layers, Revision(1)).datagrams(),
+            [
+                reach("198.51.100.7/32", None),
+                reach("203.0.113.0/24", Some((3478, 3478))),
+                reach("203.0.113.0/24", Some((5000, 5010))),
+            ]
+        );
     }
 }

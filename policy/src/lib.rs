@@ -24,7 +24,7 @@ pub mod net;
 
 pub use audit::{AuditRecord, Trail};
 pub use class::{AddressClass, OwnAddresses};
-pub use compile::{Compiled, PolicyHandle};
+pub use compile::{Compiled, PolicyHandle, Reach};
 pub use document::{
     Effect, Layer, Peer, Policy, PolicyError, PolicyMode, PortRange, Protocol, Rule,
 };

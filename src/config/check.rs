@@ -58,6 +58,7 @@ impl Config {
                 u64::from(policy::Slot::MAX),
             ),
             ("tenants.connections", wide(self.tenants.connections), 1, 1 << 16),
+            ("guests.udp_sessions", wide(self.guests.udp_sessions), 1, 1 << 12),
             ("api.connections", wide(self.api.connections), 1, 1 << 16),
             ("dns.attempts", wide(self.dns.attempts), 1, 10),
             ("dns.cache_entries", self.dns.cache_entries, 1, 1 << 24),
@@ -86,6 +87,11 @@ impl Config {
                     _ => format!("use {least} to {most}"),
                 }));
             }
+        }
+        let idle = self.guests.udp_idle;
+        if idle < Span::seconds(1) || idle > Span::seconds(3600) {
+            return Err(Problem::invalid("guests.udp_idle", &idle.to_string(), "is out of range")
+                .fix("use 1s to 1h"));
         }
         for (field, span) in [
             ("dns.timeout", self.dns.timeout),

@@ -73,6 +73,8 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
         ("[egress]\naddresses = [\"127.0.0.1\"]".into(), "egress.addresses[0]", 2, "way out"),
         ("[egress]\naddresses = [\"1.2.3\"]".into(), "egress.addresses[0]", 2, "192.0.2.1"),
         ("[guests]\nnetns = \"../x\"".into(), "guests.netns", 2, "letters"),
+        ("[guests]\nudp_sessions = 0".into(), "guests.udp_sessions", 2, "1 to 4096"),
+        ("[guests]\nudp_idle = \"2h\"".into(), "guests.udp_idle", 2, "1s to 1h"),
         ("[guests]\ndivert_port = 80".into(), "guests.divert_port", 2, "1024"),
         ("[qemu]\nmemory = \"1M\"".into(), "qemu.memory", 2, "128M to 64G"),
         ("[guests]\ndivert_port = 70000".into(), "guests.divert_port", 2, "from 0 to 65535"),

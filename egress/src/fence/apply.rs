@@ -50,6 +50,14 @@ pub(crate) fn attach(slot: Slot, meant: &Table) -> Result<(), Error> {
     verify(meant)
 }
 
+/// Puts other rules into one chain that exists; `meant` is all of its slot.
+pub(crate) fn refill(meant: &Table, chain: &Chain) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    batch.refill_chain(&meant.id, chain);
+    with_netfilter(|kernel| kernel.commit(batch))?;
+    verify(meant)
+}
+
 pub(crate) fn verify(meant: &Table) -> Result<(), Error> {
     meant.sets.iter().try_for_each(|set| verify_set(&meant.id, set))?;
     meant.chains.iter().try_for_each(|chain| verify_chain(&meant.id, chain))

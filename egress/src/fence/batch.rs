@@ -29,6 +29,7 @@ pub(crate) enum Kind {
     DelChain = 5,
     NewRule = 6,
     GetRule = 7,
+    DelRule = 8,
     NewSet = 9,
     NewElements = 12,
     GetElements = 13,
@@ -150,6 +151,20 @@ impl Batch {
                 new.text(7, "filter");
             }
         });
+        self.add_rules(table, chain);
+    }
+
+    /// Takes every rule out of a chain that exists, and puts these in.
+    pub(crate) fn refill_chain(&mut self, table: &TableId, chain: &Chain) {
+        let what = format!("empty the chain {}", chain.name);
+        self.push(Kind::DelRule, 0, table, what, |gone| {
+            gone.text(1, &table.name);
+            gone.text(2, &chain.name);
+        });
+        self.add_rules(table, chain);
+    }
+
+    fn add_rules(&mut self, table: &TableId, chain: &Chain) {
         for (n, rule) in chain.rules.iter().enumerate() {
             let what = format!("add rule {n} to the chain {}: {rule}", chain.name);
             self.push(Kind::NewRule, NLM_F_CREATE | NLM_F_APPEND, table, what, |new| {

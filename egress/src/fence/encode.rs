@@ -94,6 +94,15 @@ fn put_expr(list: &mut Attributes, expr: &Expr) {
                 cmp.data(3, value);
             });
         }
+        Expr::Between { field, first, last } => {
+            load(list, field, first.len());
+            one(list, "range", |range| {
+                range.number(1, REG_1);
+                range.number(2, 0);
+                range.data(3, first);
+                range.data(4, last);
+            });
+        }
         Expr::In { field, set, inside } => {
             load(list, field, 4);
             one(list, "lookup", |lookup| {

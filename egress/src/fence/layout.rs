@@ -1,19 +1,20 @@
-//! The rules themselves: what all slots share, and the three chains of one slot.
+//! The rules themselves: what all slots share, and the four chains of one slot.
 //!
 //! What is accepted is said first and whole. Everything below that only names why the rest is
 //! dropped, for counters and samples: no rule there can let anything in.
 
 use std::net::Ipv4Addr;
 
-use policy::Slot;
 use policy::net::{GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC, INTERNAL_BASE};
+use policy::{Reach, Slot};
 
 use crate::fence::field::*;
+use crate::fence::reach;
 use crate::fence::reason::Reason;
 use crate::fence::rule::{
     Chain, Expr, Family, Hook, Point, Rule, Ruleset, Set, Table, TableId, is, is_not, masked,
 };
-use crate::world::{EXCESS, MARK, REFUSED};
+use crate::world::{EXCESS, MARK, REFUSED, RELAYED};
 
 const TABLE: &str = "postern";
 /// The kernel checks a whole table whenever a rule of it changes, about 0.008 ms for each slot in it;
@@ -51,13 +52,23 @@ pub struct SlotFence {
     pub packets: u32,
     /// Bytes a second, and a tenth of that at once; none: as many as it can.
     pub bytes: Option<u64>,
+    /// Where datagrams may go as far as the relay, which judges them.
+    pub udp: Vec<Reach>,
 }
 
 impl SlotFence {
-    /// 200 new connections a second, 400 at once, and 100,000 frames a second of any length.
+    /// 200 new connections a second, 400 at once, 100,000 frames a second of any length, and no
+    /// datagrams but questions.
     #[must_use]
     pub fn new(nflog_group: u16) -> Self {
-        Self { nflog_group, syn_rate: 200, syn_burst: 400, packets: 100_000, bytes: None }
+        Self {
+            nflog_group,
+            syn_rate: 200,
+            syn_burst: 400,
+            packets: 100_000,
+            bytes: None,
+            udp: Vec::new(),
+        }
     }
 
     /// What is more than a guest may send; the cheapest question comes before all others.
@@ -74,14 +85,16 @@ impl SlotFence {
 
 /// What all slots share. What a slot's chains marked as refused is answered here and not there: the
 /// kernels of Debian 12 cannot reject in a netdev chain. The errors name the slot's address until
-/// the slot's way out makes them the guest's own again. TCP goes to the transparent listeners at `divert_port`, DNS over UDP to
-/// the transparent socket at port 53; nothing is forwarded, and only a guest is ever answered.
+/// the slot's way out makes them the guest's own again. TCP, and UDP for the relay, go to the
+/// transparent sockets at `divert_port`, DNS over UDP to those at port 53; nothing is forwarded,
+/// and only a guest is ever answered.
 #[must_use]
 pub fn base(divert_port: u16) -> Table {
     let from_tap = || is(IIFNAME, "pt");
     let to_tap = || is(OIFNAME, "pt");
     let marked = || is(META_MARK, MARK.to_ne_bytes());
     let refused = || is(META_MARK, REFUSED.to_ne_bytes());
+    let relayed = || [is(META_MARK, RELAYED.to_ne_bytes()), is(META_L4PROTO, UDP)];
     let udp_to_dns = || [is(META_L4PROTO, UDP), is(UDP_DPORT, DNS_PORT.to_be_bytes())];
     let divert = |matched: &[Expr], port| {
         let taken = [Expr::Divert(port), Expr::Mark(MARK), Expr::Accept];
@@ -110,6 +123,7 @@ pub fn base(divert_port: u16) -> Table {
                         Expr::RejectProhibited,
                     ]),
                     divert(&[is(META_L4PROTO, TCP)], divert_port),
+                    divert(&relayed(), divert_port),
                     divert(&udp_to_dns(), DNS_PORT),
                 ],
             ),
@@ -151,21 +165,29 @@ pub fn base(divert_port: u16) -> Table {
 /// The table with the chains of one slot, as if it were alone in it.
 #[must_use]
 pub fn slot(slot: Slot, fence: &SlotFence) -> Table {
-    let [ingress, guest, egress] = chain_names(slot);
+    let [ingress, guest, udp, egress] = chain_names(slot);
     let hook = |point| Some(Hook { point, priority: FIRST, device: Some(slot.tap()) });
     let chains = vec![
-        Chain { name: guest.clone(), hook: None, rules: guest_rules(slot, fence) },
+        datagrams(slot, fence),
+        Chain { name: guest.clone(), hook: None, rules: guest_rules(slot, fence, udp) },
         Chain { name: ingress, hook: hook(Point::Ingress), rules: in_rules(slot, fence, guest) },
         Chain { name: egress, hook: hook(Point::Egress), rules: out_rules(slot) },
     ];
     Table { id: table_of(slot), sets: vec![nowhere()], chains }
 }
 
+/// The chain of a slot that changes with its policy: which datagrams go to the relay.
+pub(crate) fn datagrams(slot: Slot, fence: &SlotFence) -> Chain {
+    let [_, _, name, _] = chain_names(slot);
+    let rules = reach::rules(&fence.udp, &[rewrite(IP_SADDR, slot.address())]);
+    Chain { name, hook: None, rules }
+}
+
 /// Everything: what all slots share, and the chains of these.
 #[must_use]
-pub fn ruleset(divert_port: u16, slots: &[Slot], fence: &SlotFence) -> Ruleset {
+pub fn ruleset(divert_port: u16, slots: &[(Slot, SlotFence)]) -> Ruleset {
     let mut tables = vec![base(divert_port)];
-    for table in slots.iter().map(|&at| slot(at, fence)) {
+    for table in slots.iter().map(|(at, fence)| slot(*at, fence)) {
         match tables.iter_mut().find(|known| known.id == table.id) {
             Some(known) => known.chains.extend(table.chains),
             None => tables.push(table),
@@ -186,14 +208,14 @@ pub(crate) fn is_ours(name: &str) -> bool {
 }
 
 /// The names of a slot's chains, in the order in which they can be removed.
-pub(crate) fn chain_names(slot: Slot) -> [String; 3] {
-    ["in", "guest", "out"].map(|part| format!("{part}_{}", slot.tap()))
+pub(crate) fn chain_names(slot: Slot) -> [String; 4] {
+    ["in", "guest", "udp", "out"].map(|part| format!("{part}_{}", slot.tap()))
 }
 
 /// The slot to which a chain of this name belongs.
 pub(crate) fn slot_of_chain(name: &str) -> Option<Slot> {
     let (part, tap) = name.split_once('_')?;
-    matches!(part, "in" | "guest" | "out").then(|| Slot::of_tap(tap)).flatten()
+    matches!(part, "in" | "guest" | "udp" | "out").then(|| Slot::of_tap(tap)).flatten()
 }
 
 /// Every frame of the guest enters here.
@@ -264,7 +286,7 @@ fn arp_request(to: [u8; 6]) -> Rule {
 
 /// What is left of it: whole IPv4 packets of the guest to an address outside. Here it gets the
 /// slot's address.
-fn guest_rules(slot: Slot, fence: &SlotFence) -> Vec<Rule> {
+fn guest_rules(slot: Slot, fence: &SlotFence, relayed: String) -> Vec<Rule> {
     let admit = [rewrite(IP_SADDR, slot.address()), Expr::Accept];
     let opening =
         |equal| [ip(), is(META_L4PROTO, TCP), masked(TCP_FLAG_BITS, [0x12], equal, [0x02])];
@@ -279,6 +301,11 @@ fn guest_rules(slot: Slot, fence: &SlotFence) -> Vec<Rule> {
     let named = [
         refusal(slot, fence, Reason::SynRate, &opening(true), &[Expr::Drop]),
         refusal(slot, fence, Reason::Rate, &udp_to(DNS_PORT), &[Expr::Drop]),
+    ];
+    rules.extend(named.into_iter().flatten());
+    // After all that is said of questions: none may ever be relayed.
+    rules.push(Rule::new([&udp[..], &[Expr::Jump(relayed)]].concat()));
+    let named = [
         refusal(slot, fence, Reason::Quic, &udp_to(QUIC_PORT), &refuse(slot)),
         refusal(slot, fence, Reason::Udp, &udp, &refuse(slot)),
     ];
@@ -403,7 +430,10 @@ mod tests {
 
     #[test]
     fn a_slot_reads_as_nftables_text() {
-        insta::assert_snapshot!(slot(Slot::new(258).expect("in range"), &SlotFence::new(5)));
+        let reach = |net: &str, ports| Reach { net: net.parse().expect("a network"), ports };
+        let udp = vec![reach("192.0.2.0/28", None), reach("203.0.113.7/32", Some((3478, 3481)))];
+        let fence = SlotFence { udp, ..SlotFence::new(5) };
+        insta::assert_snapshot!(slot(Slot::new(258).expect("in range"), &fence));
     }
 
     #[test]
@@ -419,14 +449,27 @@ mod tests {
     }
 
     #[test]
+    fn no_question_gets_as_far_as_the_rules_for_the_relay() {
+        let at = Slot::new(7).expect("in range");
+        let rules = guest_rules(at, &SlotFence::new(5), "udp_pt7".to_owned());
+        let jump = |rule: &Rule| rule.exprs.contains(&Expr::Jump("udp_pt7".to_owned()));
+        let jump = rules.iter().position(jump).expect("a jump");
+        let question = is(UDP_DPORT, DNS_PORT.to_be_bytes());
+        let last = rules.iter().rposition(|rule| rule.exprs.contains(&question));
+        let last = last.expect("rules about questions");
+        assert!(last < jump && rules[last].exprs.ends_with(&[Expr::Drop]));
+        assert_eq!(rules[last].exprs[..3], [ip(), is(META_L4PROTO, UDP), question], "any at all");
+    }
+
+    #[test]
     fn slots_share_tables_that_stay_small() {
         let at = |n| Slot::new(n).expect("in range");
-        let slots: Vec<Slot> = (1..=300).map(at).collect();
-        let Ruleset(tables) = ruleset(3128, &slots, &SlotFence::new(5));
+        let slots: Vec<_> = (1..=300).map(|n| (at(n), SlotFence::new(5))).collect();
+        let Ruleset(tables) = ruleset(3128, &slots);
         let names: Vec<&str> = tables.iter().map(|table| table.id.name.as_str()).collect();
         assert_eq!(names, ["postern", "postern_0", "postern_128", "postern_256"]);
-        assert!(tables.iter().all(|table| table.chains.len() <= 3 * 128));
-        assert_eq!(tables.iter().map(|table| table.chains.len()).sum::<usize>(), 4 + 900);
+        assert!(tables.iter().all(|table| table.chains.len() <= 4 * 128));
+        assert_eq!(tables.iter().map(|table| table.chains.len()).sum::<usize>(), 4 + 1200);
         assert!(names.into_iter().all(is_ours) && !is_ours("posterns") && !is_ours("filter"));
     }
 

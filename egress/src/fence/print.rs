@@ -116,6 +116,12 @@ impl Display for Expr {
             Self::Match { field, mask, equal, value } => {
                 comparison(f, field, mask.as_deref(), *equal, value)
             }
+            Self::Between { field, first, last } => {
+                write!(f, "{} ", field.name)?;
+                show(f, field, first)?;
+                f.write_char('-')?;
+                show(f, field, last)
+            }
             Self::In { field, set, inside } => {
                 write!(f, "{} {}@{set}", field.name, if *inside { "" } else { "!= " })
             }
@@ -165,6 +171,11 @@ fn comparison(
             show(f, field, value)?;
             f.write_str(" / ")?;
             show(f, field, mask)
+        }
+        (Some(mask), Shown::Ip) => {
+            write!(f, "{} {unless}", field.name)?;
+            show(f, field, value)?;
+            write!(f, "/{}", mask.iter().map(|byte| byte.count_ones()).sum::<u32>())
         }
         (Some(mask), _) => {
             write!(f, "{} & ", field.name)?;

@@ -110,6 +110,15 @@ pub enum Expr {
         /// What it is compared with, in network byte order.
         value: Vec<u8>,
     },
+    /// The field is one of these values or between them, in network byte order.
+    Between {
+        /// What is compared.
+        field: Field,
+        /// The least value.
+        first: [u8; 2],
+        /// The greatest.
+        last: [u8; 2],
+    },
     /// The field is in the set of this table, or is not.
     In {
         /// The field, as long as the set's key.

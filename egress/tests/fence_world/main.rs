@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use egress::fence::{self, Reason, SlotFence};
 use egress::world::World;
 use egress::{Error, drops, link};
-use policy::Slot;
+use policy::{Reach, Slot};
 use socket2::{Socket, Type};
 use wire::{Netns, Wire, connect, guest, run, transparent, unique, world};
 
@@ -117,12 +117,20 @@ async fn nft_makes_the_same_rules_of_the_text_as_the_encoder() {
     let (ours, netns) = world().await;
     netns.exec("ip tuntap add pt7 mode tap");
     fence::install_base(&ours, 3128).await.expect("the base");
-    fence::attach(&ours, slot(7), &SlotFence::new(GROUP)).await.expect("the fence");
+    let reach = |net: &str, ports| Reach { net: net.parse().expect("a network"), ports };
+    let udp = vec![
+        reach("0.0.0.0/0", Some((3478, 3478))),
+        reach("10.128.0.0/9", None),
+        reach("192.0.2.0/24", Some((5000, 5010))),
+        reach("192.0.2.7/32", None),
+    ];
+    let fence = SlotFence { udp, ..SlotFence::new(GROUP) };
+    fence::attach(&ours, slot(7), &fence).await.expect("the fence");
 
     let other = Netns(unique("text"));
     run(&format!("ip netns add {}", other.0));
     other.exec("ip tuntap add pt7 mode tap");
-    let ruleset = fence::ruleset(3128, &[slot(7)], &SlotFence::new(GROUP));
+    let ruleset = fence::ruleset(3128, &[(slot(7), fence)]);
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(&file, ruleset.to_string()).expect("written");
     other.exec(&format!("nft -f {}", file.path().display()));
@@ -158,6 +166,7 @@ async fn reading_back_finds_every_kind_of_foreign_edit_and_attach_repairs_it() {
         "nft insert rule netdev postern_0 guest_pt1 accept",
         "nft add rule netdev postern_0 out_pt1 accept",
         "nft flush chain netdev postern_0 in_pt1",
+        "nft add rule netdev postern_0 udp_pt1 accept",
         "nft chain netdev postern_0 in_pt1 { policy accept; }",
     ] {
         fence::verify(&world, slot(1), &meant).await.expect("whole before the edit");

@@ -70,7 +70,16 @@ impl Start {
     pub(crate) async fn try_router(&self) -> Result<Router, egress::Error> {
         let (first_flight, idle) = (Duration::from_secs(3), Duration::from_secs(3));
         let half_closed = Duration::from_secs(1);
-        let limits = Limits { flows: 64, first_flight, idle, half_closed, ..Limits::default() };
+        let (udp_sessions, udp_idle) = (8, Duration::from_secs(2));
+        let limits = Limits {
+            flows: 64,
+            udp_sessions,
+            udp_idle,
+            first_flight,
+            idle,
+            half_closed,
+            ..Limits::default()
+        };
         let netns = self.netns.clone();
         let config = Config {
             netns,
@@ -210,9 +219,12 @@ impl Place {
         self.land.ip("h", &format!("addr del {EGRESS}/24 dev wan"));
     }
 
-    /// Judges the guest's open connections again, by the policy in force now.
+    /// Judges the guest's open connections again, by the policy in force now, and lets its fence
+    /// follow.
     pub(crate) async fn rejudge(&self) -> Rejudged {
-        self.router.rejudge(&[self.slot]).await
+        let judged = self.router.rejudge(&[self.slot]).await;
+        self.router.refence(&[self.slot]).await.expect("the fence");
+        judged
     }
 
     /// Puts another policy in force.
@@ -245,6 +257,16 @@ impl Place {
         listening(self.land.made('i', move || std::net::TcpListener::bind((address, port))))
     }
 
+    /// A datagram socket on the internet.
+    pub(crate) fn origin_datagrams(&self, address: Ipv4Addr, port: u16) -> UdpSocket {
+        adopt(self.land.made('i', move || std::net::UdpSocket::bind((address, port))))
+    }
+
+    /// A datagram socket on the host.
+    pub(crate) fn host_datagrams(&self, address: Ipv4Addr, port: u16) -> UdpSocket {
+        adopt(self.land.made('h', move || std::net::UdpSocket::bind((address, port))))
+    }
+
     /// A listener on the host.
     pub(crate) fn host_listener(&self, address: Ipv4Addr, port: u16) -> TcpListener {
         listening(self.land.made('h', move || std::net::TcpListener::bind((address, port))))
@@ -274,6 +296,17 @@ impl Place {
         self.within(&["nft", "list", "ruleset"])
     }
 
+    /// What somebody else does to the rules in the guests' namespace.
+    pub(crate) fn edit(&self, words: &str) {
+        let words: Vec<&str> = std::iter::once("nft").chain(words.split(' ')).collect();
+        self.within(&words);
+    }
+
+    /// The connected UDP sockets of the guests' namespace, as `ss` lists them.
+    pub(crate) fn datagram_sockets(&self) -> String {
+        self.within(&["ss", "-Hun", "dst", &self.slot.address().to_string()])
+    }
+
     /// The TCP sockets towards the guest, as `ss` lists them.
     pub(crate) fn sockets(&self) -> String {
         self.within(&["ss", "-Htan", "dst", &self.slot.address().to_string()])
@@ -282,6 +315,7 @@ impl Place {
     fn within(&self, command: &[&str]) -> String {
         let netns = ["netns", "exec", &self.start.netns];
         let out = Command::new("ip").args(netns).args(command).output().expect("it runs");
+        assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).expect("utf-8")
     }
 }

@@ -1,0 +1,102 @@
+//! The fences of attached slots while they are: mended where somebody else changes them, and made to
+//! follow their policy. The part that follows, which datagrams go to the relay, is changed alone and
+//! in one batch, and never decides: what it lets in is judged all the same.
+
+use std::sync::Arc;
+
+use policy::{PolicyHandle, Slot};
+
+use crate::error::Error;
+use crate::fence::{self, SlotFence};
+use crate::limits::Limits;
+use crate::router::{Router, Shared};
+use crate::watch;
+
+impl Router {
+    /// Lets the fence of each of these slots hold the datagrams that the policy in force for it may
+    /// mean, and reads it back. To be called after [`Router::rejudge`]: what a fence lets in before, or
+    /// if it cannot be changed, is judged by the policy in force all the same. Each change is completed
+    /// even if the future is dropped.
+    ///
+    /// # Errors
+    /// The last failure, after all were tried: datagrams that the policy lets through may still be
+    /// refused there.
+    pub async fn refence(&self, slots: &[Slot]) -> Result<(), Error> {
+        let mut all = Ok(());
+        for &slot in slots {
+            let shared = Arc::clone(&self.shared);
+            let one = tokio::spawn(async move { shared.refill(slot).await }).await;
+            all = one.unwrap_or(Err(Error::Interrupted(slot))).and(all);
+        }
+        all
+    }
+}
+
+impl Shared {
+    /// Lets the fence of a slot hold what its policy says of datagrams now. One that cannot be
+    /// changed because someone else did is put up anew.
+    async fn refill(&self, slot: Slot) -> Result<(), Error> {
+        let _turn = self.turn(slot).await;
+        let meant = {
+            let mut seats = self.seats();
+            let Some(seat) = seats.get_mut(&slot) else { return Ok(()) };
+            let meant = self.fence(&seat.guest.policy);
+            if seat.held && seat.fence == meant {
+                return Ok(());
+            }
+            (seat.held, seat.fence) = (false, meant.clone());
+            meant
+        };
+        if let Err(error) = fence::refill(&self.world, slot, &meant).await {
+            tracing::warn!(%slot, error = &error as &dyn std::error::Error, "refill fence");
+            fence::attach(&self.world, slot, &meant).await?;
+        }
+        if let Some(seat) = self.seats().get_mut(&slot) {
+            seat.held = true;
+        }
+        Ok(())
+    }
+
+    /// Mends the fence where somebody else has changed it, and records that. What cannot be mended
+    /// stays shut until the next look.
+    pub(crate) async fn look_after(&self) -> Result<(), Error> {
+        if self.world.assure_ways().await? {
+            watch::record(
+                &self.trail,
+                None,
+                "the rule or the route of diverted connections was gone",
+            );
+        }
+        let Some(generation) = self.watch.moved(&self.world).await? else { return Ok(()) };
+        let mut untouched = true;
+        if let Some(found) = watch::mend_base(&self.world, self.config.divert_port).await? {
+            watch::record(&self.trail, None, &found);
+            untouched = false;
+        }
+        let slots: Vec<Slot> = self.seats().keys().copied().collect();
+        let mut failed = Ok(());
+        for slot in slots {
+            let _turn = self.turn(slot).await;
+            let known =
+                self.seats().get(&slot).map(|seat| (Arc::clone(&seat.guest), seat.fence.clone()));
+            let Some((guest, meant)) = known else { continue };
+            match watch::mend(&self.world, slot, &meant).await {
+                Ok(None) => continue,
+                Ok(Some(found)) => watch::record(&self.trail, Some(&guest.subject), &found),
+                Err(error) => failed = Err(error),
+            }
+            untouched = false;
+        }
+        if untouched {
+            self.watch.sound(generation);
+        }
+        failed
+    }
+
+    /// The fence of a slot whose policy is this.
+    pub(crate) fn fence(&self, policy: &PolicyHandle) -> SlotFence {
+        let Limits { packets, bytes, .. } = self.config.limits;
+        let udp = policy.load().datagrams();
+        SlotFence { packets, bytes, udp, ..SlotFence::new(self.config.nflog_group) }
+    }
+}
