@@ -40,7 +40,7 @@ use crate::relay::{self, Sockets};
 use crate::sever::sever;
 use crate::stream::GuestStream;
 use crate::tunnel::Pool;
-use crate::watch::{self, Watch};
+use crate::watch::Watch;
 use crate::world::{World, claim};
 
 /// Addresses a sandbox was told that are remembered.

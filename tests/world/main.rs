@@ -42,4 +42,5 @@ mod semantics;
 mod stubs;
 mod tenants;
 mod tls;
+mod udp;
 mod uplink;

@@ -87,7 +87,7 @@ async fn nft_reads_a_budget_as_it_is_printed() {
     run(&format!("ip netns add {}", other.0));
     other.exec("ip tuntap add pt7 mode tap");
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let text = fence::ruleset(3128, &[slot(7)], &meant).to_string();
+    let text = fence::ruleset(3128, &[(slot(7), meant)]).to_string();
     std::fs::write(&file, text).expect("written");
     other.exec(&format!("nft -f {}", file.path().display()));
     assert_eq!(netns.exec("nft list ruleset"), other.exec("nft list ruleset"));
