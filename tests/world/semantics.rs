@@ -2,6 +2,7 @@
 //! a change of one thing does not change another.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
@@ -14,27 +15,32 @@ use world::{Guest, Site, World, allow};
 
 /// How a refusal of one destination showed in each protocol: the code, and nothing when it was not
 /// refused.
+#[derive(Debug)]
 struct Refusals {
+    slowest: Duration,
     dns: Option<String>,
     tls: bool,
     http: Option<String>,
     tcp: bool,
 }
 
-/// Tries a site by every protocol, each to fail within a second or to succeed.
+/// Tries a site by every protocol until it is refused or answered.
 fn attempt(world: &World, guest: &Guest<'_>, site: &Site) -> Refusals {
     let query = client::query(&site.name, RecordType::A);
     let begun = std::time::Instant::now();
     let reply = guest.run(|| client::ask_udp((GATEWAY_IP, 53).into(), &query)).expect("an answer");
+    let asked = begun.elapsed();
     let nxdomain = reply.metadata.response_code == ResponseCode::NXDomain;
-    assert!(!nxdomain || begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
     let hello = client::client_hello(&world.authority, &site.name);
-    let tls = guest.run(|| client::exchange(site.at(443), &[&hello], AT_ONCE));
+    let some = |reply: &[u8]| !reply.is_empty();
+    let tls = guest.run(|| client::exchange_until(site.at(443), &[&hello], PATIENT, some));
     let resolve = format!("{}:80:{}", site.name, site.ip);
     let http = guest.curl(&["--resolve", &resolve, &format!("http://{}/", site.name)]);
-    assert!(http.status != 403 || http.took < AT_ONCE, "{:?}", http.took);
-    let tcp = guest.run(|| client::exchange(site.at(port::ECHO), &[b"ping\r\n"], AT_ONCE));
+    let echo = site.at(port::ECHO);
+    let tcp = guest.run(|| client::exchange_until(echo, &[b"ping\r\n"], PATIENT, some));
+    let slowest = tls.took.max(tcp.took).max(http.took).max(asked);
     Refusals {
+        slowest,
         dns: nxdomain.then(|| client::extended_error(&reply).expect("an extended error").1),
         tls: tls.alert() == Some(ACCESS_DENIED),
         http: (http.status == 403).then(|| http.json()["error"]["code"].to_string()),
@@ -61,7 +67,8 @@ fn a_denied_destination_fails_at_once_with_one_reason_in_every_protocol() {
         "{:?}",
         refused.dns
     );
-    assert!(refused.tls && refused.tcp);
+    assert!(refused.tls && refused.tcp, "{refused:?}");
+    assert!(refused.slowest < AT_ONCE, "{refused:?}");
     assert_eq!(refused.http.as_deref(), Some("\"rule\""));
     for protocol in ["dns", "tls", "http", "tcp"] {
         guest.event(&[("protocol", protocol), ("outcome", "deny"), ("code", "rule")]);
@@ -101,8 +108,8 @@ fn a_change_of_something_else_leaves_the_filter_as_it_is() {
     let guest = world.guest_of(&tenant, &allow(&[&api]));
     let holds = |after: &str| {
         let refused = attempt(&world, &guest, &canary);
-        assert!(refused.dns.is_some() && refused.tls && refused.tcp, "after {after}");
-        assert!(refused.http.is_some(), "after {after}");
+        assert!(refused.dns.is_some() && refused.tls && refused.tcp, "after {after}: {refused:?}");
+        assert!(refused.http.is_some(), "after {after}: {refused:?}");
         guest.reaches(&api);
     };
     let json = |method: &str, path: &str, body: &serde_json::Value| {
@@ -211,8 +218,7 @@ fn the_metadata_services_of_the_clouds_are_refused() {
     for name in ["metadata.google.internal", "metadata"] {
         let query = client::query(name, RecordType::A);
         let reply = guest.run(|| client::ask_udp((GATEWAY_IP, 53).into(), &query));
-        let code = reply.expect("an answer").metadata.response_code;
-        assert_eq!(code, ResponseCode::NXDomain, "{name}");
+        assert!(client::addresses(&reply.expect("an answer")).is_empty(), "{name}");
         assert_eq!(world.names.asked(name), [], "{name}");
     }
     for address in v4 {
