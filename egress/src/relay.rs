@@ -182,9 +182,9 @@ impl Desk {
     /// Records how many were not recorded one by one.
     fn sum_up(&self) {
         let Some(count) = locked(&self.refusals).take() else { return };
-        let mut record =
-            policy::AuditRecord::new(std::time::SystemTime::now(), Kind::Connection, Outcome::Deny)
-                .about(&self.guest.subject);
+        let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
+        let mut record = self.guest.record(Kind::Connection, Outcome::Deny, nowhere);
+        record.destination = None;
         record.protocol = Some("udp".to_owned());
         record.code = Some(Code::Limit);
         record.revision = Some(self.guest.policy.load().revision());
