@@ -286,13 +286,18 @@ mod tests {
 
     use super::*;
 
+    #[expect(clippy::disallowed_methods, reason = "to a listener of this test's own")]
+    async fn connected(address: std::net::SocketAddr) -> TcpStream {
+        TcpStream::connect(address).await.expect("connected")
+    }
+
     const UPGRADE: &[u8] = b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n";
     const PLAIN: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
 
     async fn reading(bytes: &[u8]) -> (TcpStream, Screen) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let address = listener.local_addr().expect("bound");
-        let mut guest = TcpStream::connect(address).await.expect("connected");
+        let mut guest = connected(address).await;
         let (stream, _) = listener.accept().await.expect("accepted");
         guest.write_all(bytes).await.expect("sent");
         (guest, Screen::new(Wire::new(stream, Bytes::new())))
