@@ -5,15 +5,17 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, PipeReader, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStderr, ChildStdin, ChildStdout, ExitStatus};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use agent::{Decoder, FromGuest, FromHost, Hello, Message, Status, VERSION};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, killpg};
+use nix::sys::socket::{Shutdown, shutdown};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
 use nix::unistd::Pid;
@@ -28,6 +30,8 @@ const PORTION: usize = 16 * 1024;
 const OUTBOUND: usize = 256 * 1024;
 /// How long a host may take to say what it wants, and to take the last bytes.
 const PATIENCE: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+/// How long a host that has been told the end may go on speaking.
+const FAREWELL: Duration = Duration::from_secs(30);
 
 /// Serves one connection to its end. `peer` is set to non-blocking.
 pub(crate) fn serve<S: Read + Write + AsFd>(peer: S) -> io::Result<()> {
@@ -47,14 +51,14 @@ pub(crate) fn serve<S: Read + Write + AsFd>(peer: S) -> io::Result<()> {
         Ok(child) => Running::new(child, peer)?.run(),
         Err(error) => {
             peer.say(&FromGuest::Failed(error.to_string()))?;
-            peer.flush_all()
+            peer.leave()
         }
     }
 }
 
 /// Steps the wall clock.
 pub(crate) fn set_clock(unix_nanos: u64) -> io::Result<()> {
-    let since = std::time::Duration::from_nanos(unix_nanos);
+    let since = Duration::from_nanos(unix_nanos);
     Ok(clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(since))?)
 }
 
@@ -106,6 +110,22 @@ impl<S: Read + Write + AsFd> Peer<S> {
             if !self.outbound.is_empty() {
                 wait_for(self.stream.as_fd(), PollFlags::OUT)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Says the rest and waits for the host to leave. A connection that is closed while it holds
+    /// input nobody read is reset, and takes along what the host has not received yet.
+    fn leave(&mut self) -> io::Result<()> {
+        self.flush_all()?;
+        shutdown(self.stream.as_fd().as_raw_fd(), Shutdown::Write)?;
+        let begun = Instant::now();
+        while begun.elapsed() < FAREWELL {
+            wait_for(self.stream.as_fd(), PollFlags::IN)?;
+            if !self.receive()? {
+                break;
+            }
+            self.decoder = Decoder::default();
         }
         Ok(())
     }
@@ -287,7 +307,7 @@ impl<S: Read + Write + AsFd> Running<S> {
             (None, signal) => Status::Signal(signal.unwrap_or(0)),
         };
         self.peer.say(&FromGuest::Exit(status))?;
-        self.peer.flush_all()
+        self.peer.leave()
     }
 }
 

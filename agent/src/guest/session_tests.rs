@@ -71,6 +71,17 @@ fn a_command_runs_and_its_streams_stay_apart() {
 }
 
 #[test]
+fn input_that_a_command_did_not_read_costs_nothing_of_its_output() {
+    let mut host = Host::run(&["sh", "-c", "sleep 0.3; head -c 100000 /dev/zero; exit 7"]);
+    // More than the command's pipe and the agent hold.
+    for _ in 0..10 {
+        host.say(&FromHost::Stdin(vec![b'x'; 16_000]));
+    }
+    let (out, _, end) = host.outcome();
+    assert_eq!((out.len(), end), (100_000, FromGuest::Exit(Status::Code(7))));
+}
+
+#[test]
 fn a_signal_is_told_as_a_signal() {
     let (_, _, end) = Host::run(&["sh", "-c", "kill -9 $$"]).outcome();
     assert_eq!(end, FromGuest::Exit(Status::Signal(9)));
