@@ -69,9 +69,10 @@ impl Task {
             self.publish(Some(act));
             tracing::debug!(sandbox = %self.record.name, doing = act.doing(), ms = began.elapsed().as_millis(), "act");
             // In the journal before the act: a daemon that dies now knows what may exist. Undoing
-            // needs no note: the next daemon would only undo again.
+            // needs no note: the next daemon would only undo again. Nor does what ran before: the journal
+            // has it as running.
             match self.note().await {
-                Err(error) if act.makes() => {
+                Err(error) if act.makes() && !self.machine.greeted() => {
                     self.refused(act, error).await;
                     continue;
                 }
@@ -100,6 +101,15 @@ impl Task {
 
     async fn refused(&mut self, act: Act, error: Error) {
         tracing::warn!(sandbox = %self.record.name, doing = act.doing(), error = chain(&error), "act failed");
+        self.blame(error);
+        self.machine.failed(act);
+        if self.machine.next() == Some(act) {
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// The first error is the reason, and what the caller who waits is told.
+    fn blame(&mut self, error: Error) {
         if self.record.reason.is_none() {
             self.record.reason = Some(chain(&error));
         }
@@ -107,10 +117,6 @@ impl Task {
         self.published.send_modify(|seen| {
             seen.error.get_or_insert(error);
         });
-        self.machine.failed(act);
-        if self.machine.next() == Some(act) {
-            tokio::time::sleep(RETRY).await;
-        }
     }
 
     /// Rests where the machine has arrived; gives whether the journey goes on.
@@ -133,8 +139,16 @@ impl Task {
             self.audit("removed");
             return false;
         }
+        let mut noted = true;
         if let Err(error) = self.note().await {
             self.unnoted(&error);
+            if state == State::Running && self.record.state == State::Creating {
+                // The next daemon would take it for half made, and remove what runs.
+                self.blame(error);
+                self.machine.remove();
+                return true;
+            }
+            noted = false;
         }
         fault::at(Point::RunningNoted);
         self.audit(state.as_str());
@@ -149,8 +163,9 @@ impl Task {
                     }
                     None => return false,
                 },
-                _ = look.tick(), if state == State::Running => {
-                    if !self.acts.is_running(&self.record) {
+                _ = look.tick(), if state == State::Running || !noted => {
+                    noted = noted || self.note().await.is_ok();
+                    if state == State::Running && !self.acts.is_running(&self.record) {
                         self.record.reason = Some("its microVM ended by itself".to_owned());
                         self.machine.process_gone();
                         return true;

@@ -319,17 +319,16 @@ impl Keeper {
         let policy = next(&before)?;
         policies::check(&policy, scope)?;
         let notes = policies::notes(&policy, &before, scope, shared.router.own());
-        // Written again, it is as good as a question whether it is in force: nothing moves.
+        // Written again, it is as good as a question whether it is in force: no revision is used up.
         let again = writing.holds(scope, &policy);
         let revision = if again { current } else { writing.set(scope, policy).await? };
         let mut change = PolicyChange { revision, notes, ..PolicyChange::default() };
         let mut slots = Vec::new();
         for handle in self.under(scope) {
             let record = &handle.record;
-            if !again {
-                handle.policy.store(writing.compile(&record.name, &record.tenant));
-                fault::at(Point::PolicySwapped);
-            }
+            // Even again: the write before may have ended between the journal and here.
+            handle.policy.store(writing.compile(&record.name, &record.tenant));
+            fault::at(Point::PolicySwapped);
             slots.push(record.slot);
         }
         let judged = shared.router.rejudge(&slots).await;

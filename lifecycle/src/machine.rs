@@ -119,10 +119,11 @@ impl Machine {
         Self { goal, made: Made::ANYTHING, tries: 0, tainted: false }
     }
 
-    /// Its state.
+    /// Its state. One that is adopted runs all the while: were it noted as anything else until its
+    /// fence stands anew, a daemon that dies before that would have the next one remove it.
     pub(crate) const fn state(&self) -> State {
         match self.goal {
-            Goal::Run if self.made.greeted && self.made.fence => State::Running,
+            Goal::Run if self.made.greeted => State::Running,
             Goal::Run => State::Creating,
             Goal::Fail => State::Failed,
             Goal::Remove if self.next().is_none() => State::Gone,
@@ -248,6 +249,17 @@ mod tests {
         let acts: Vec<_> = run(&mut machine, &[]).into_iter().map(|(act, _)| act).collect();
         assert_eq!(acts, [Act::MakeTap, Act::RaiseFence, Act::StartProcess, Act::GreetAgent]);
         assert_eq!(machine.state(), State::Running);
+    }
+
+    /// Promise 21.
+    #[test]
+    fn a_sandbox_that_is_adopted_is_noted_as_running_at_every_step() {
+        let mut machine = Machine::adopt();
+        assert_eq!(machine.state(), State::Running);
+        while let Some(act) = machine.next() {
+            machine.done(act);
+            assert_eq!(machine.state(), State::Running);
+        }
     }
 
     #[test]

@@ -199,13 +199,24 @@ fn a_daemon_that_dies_at_any_step_of_a_policy_write_has_the_old_policy_or_the_ne
     }
 }
 
+/// What a daemon comes to when it takes up a sandbox that runs: its fence is raised anew.
+const OF_ADOPTION: [Point; 7] = [
+    Point::FenceToRaise,
+    Point::LinkPrepared,
+    Point::RulesLoaded,
+    Point::SocketsOpened,
+    Point::LinkRaised,
+    Point::FenceRaised,
+    Point::RunningNoted,
+];
+
 /// Promise 21. And a daemon that dies while it puts right what the last one left.
 #[test]
 fn a_daemon_that_dies_while_it_takes_over_leaves_the_rest_to_the_next() {
     let world = World::new();
     let (api, sink) = (world.site("api"), world.attacker());
     let guests = [world.guest(&allow(&[&api])), world.guest(&allow(&[&api]))];
-    for point in points(On::Start) {
+    for point in points(On::Start).chain(OF_ADOPTION) {
         let at = point.name();
         world.daemon().kill();
         let orphan = Slot::new(900).expect("a slot");
@@ -219,6 +230,35 @@ fn a_daemon_that_dies_while_it_takes_over_leaves_the_rest_to_the_next() {
         guests.iter().for_each(|guest| guest.reaches(&api));
     }
     assert_eq!(world.sent_to(sink.ip), []);
+}
+
+/// Promise 18. A write that panicked half-way was journalled; its writer, who heard nothing, repeats it.
+#[test]
+fn a_policy_write_that_panicked_is_in_force_once_it_is_repeated() {
+    let world = World::new();
+    let (old, new) = (world.site("old"), world.site("new"));
+    let guests = [
+        world.guest_of("acme", "default = \"allow\"\n"),
+        world.guest_of("acme", "default = \"allow\"\n"),
+    ];
+    let write = |policy: &str| {
+        let words = ["-H", "content-type: application/toml", "--data-binary", policy];
+        world.daemon().request("PUT", "/v1/tenants/acme/policy", &words)
+    };
+    assert_eq!(write(&allow(&[&old])).answer().status, 200);
+    guests.iter().for_each(|guest| guest.reaches(&old));
+    world.daemon().arm(Point::PolicySwapped, "panic");
+    let broken = write(&allow(&[&new])).attempt();
+    assert!(world.daemon().was_struck() && !broken.ends_with("200"), "{broken}");
+    let again = write(&allow(&[&new])).answer();
+    assert_eq!(again.status, 200, "{}", again.text);
+    let asked = world.origin.connections(old.ip).len();
+    for guest in &guests {
+        guest.reaches(&new);
+        let url = format!("https://{}/", old.name);
+        assert_eq!(guest.curl(&[&url]).code, 6, "no such name");
+    }
+    assert_eq!(world.origin.connections(old.ip).len(), asked);
 }
 
 /// The audit loses at most the line it died in, and goes on behind it.

@@ -88,6 +88,96 @@ fn on_a_full_state_disk_nothing_is_half_done_and_it_goes_on_when_there_is_room()
     world.daemon().kill();
 }
 
+/// The journal, as it stands on disk.
+fn journal(world: &World) -> rusqlite::Connection {
+    let path = world.dir().join("state/postern.db");
+    let journal = rusqlite::Connection::open(path).expect("the journal");
+    journal.busy_timeout(PATIENT).expect("a timeout");
+    journal
+}
+
+/// From now on the journal takes no state of a sandbox for which `when` holds.
+fn refuse_states(world: &World, when: &str) {
+    let trigger = format!(
+        "CREATE TRIGGER full BEFORE UPDATE ON sandbox WHEN {when} \
+         BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+    );
+    journal(world).execute_batch(&trigger).expect("a journal that refuses");
+}
+
+fn accept_states(world: &World) {
+    journal(world).execute_batch("DROP TRIGGER full").expect("a journal that takes all");
+}
+
+fn noted(world: &World, name: &str) -> String {
+    let state = "SELECT state FROM sandbox WHERE name = ?1";
+    journal(world).query_row(state, [name], |row| row.get(0)).expect("a sandbox")
+}
+
+fn state(world: &World, name: &str) -> (u16, Option<String>) {
+    let shown = world.api("GET", &format!("/v1/sandboxes/{name}"), &[]);
+    (shown.status, shown.json["state"].as_str().map(str::to_owned))
+}
+
+/// Promises 21, 53. A takeover has nothing to write that the journal does not know: sandboxes that run go on.
+#[test]
+fn a_takeover_that_cannot_be_journalled_stops_no_running_sandbox() {
+    let world = World::new();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    guest.reaches(&api);
+    world.daemon().kill();
+    refuse_states(&world, "true");
+    world.daemon().start(&world.host);
+    assert_eq!(state(&world, &guest.name), (200, Some("running".to_owned())));
+    guest.reaches(&api);
+    accept_states(&world);
+    world.daemon().kill();
+    world.daemon().start(&world.host);
+    assert_eq!(state(&world, &guest.name), (200, Some("running".to_owned())));
+    guest.reaches(&api);
+}
+
+/// Promises 21, 53. What runs without being journalled, the next daemon would take for half made and remove.
+#[test]
+fn a_creation_that_cannot_be_journalled_as_running_is_refused_and_undone() {
+    let world = World::new();
+    let api = world.site("api");
+    let before = taps(&world);
+    refuse_states(&world, "NEW.state = 'running'");
+    let name = world.fresh_name();
+    let made = world.create(&name, "default", "");
+    assert!((500..=599).contains(&made.status), "{} {}", made.status, made.text);
+    assert_eq!(state(&world, &name).0, 404);
+    assert_eq!(taps(&world), before);
+    accept_states(&world);
+    let guest = world.guest(&allow(&[&api]));
+    guest.reaches(&api);
+    world.daemon().kill();
+    world.daemon().start(&world.host);
+    assert_eq!(state(&world, &guest.name), (200, Some("running".to_owned())));
+    guest.reaches(&api);
+}
+
+/// Promise 53. What the journal missed while it had no room is written when it has.
+#[test]
+fn a_state_that_could_not_be_journalled_is_journalled_when_there_is_room() {
+    let world = World::new();
+    let name = world.fresh_name();
+    let made = world.create(&name, "default", "");
+    assert_eq!(made.status, 201, "{}", made.text);
+    world.daemon().kill();
+    let tap = made.json["tap"].as_str().expect("a tap");
+    let gone = world.taps.command("ip").args(["link", "delete", tap]).status().expect("ip");
+    assert!(gone.success());
+    refuse_states(&world, "true");
+    world.daemon().start(&world.host);
+    assert_eq!(state(&world, &name), (200, Some("failed".to_owned())));
+    assert_eq!(noted(&world, &name), "running", "control: it could not be written");
+    accept_states(&world);
+    eventually("it is written", PATIENT, || (noted(&world, &name) == "failed").then_some(()));
+}
+
 /// The gaps that the audit tells of.
 fn gaps(world: &World) -> Vec<Value> {
     world.records("kind=gap")
