@@ -37,23 +37,24 @@ pub async fn install_base(world: &World, divert_port: u16) -> Result<(), Error> 
 }
 
 /// Puts the fence of a slot around its tap, which must exist, in place of whatever chains the slot
-/// has, and reads it back. A slot for which this fails must not come up.
+/// has, and reads it back. A slot for which this fails must not come up. Returns by how much it moved
+/// the [`generation`].
 ///
 /// # Errors
 /// When the kernel refuses, and nothing is changed then; [`Error::Differs`] when what the kernel
 /// holds afterwards is not what was meant.
-pub async fn attach(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
+pub async fn attach(world: &World, at: Slot, fence: &SlotFence) -> Result<u32, Error> {
     let meant = slot(at, fence);
     world.run(move || apply::attach(at, &meant)).await?
 }
 
 /// Changes which datagrams of a slot go to the relay, at once and without a gap for anything else,
-/// and reads it back.
+/// and reads it back. Returns by how much it surely moved the [`generation`].
 ///
 /// # Errors
 /// When the kernel refuses, and nothing is changed then; [`Error::Differs`] when what the kernel
 /// holds afterwards is not what was meant.
-pub async fn refill(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
+pub async fn refill(world: &World, at: Slot, fence: &SlotFence) -> Result<u32, Error> {
     let meant = slot(at, fence);
     let chain = layout::datagrams(at, fence);
     world.run(move || apply::refill(&meant, &chain)).await?
@@ -85,11 +86,12 @@ pub async fn generation(world: &World) -> Result<Option<u32>, Error> {
     world.run(apply::generation).await?
 }
 
-/// Removes the fence of a slot; its tap may be gone already, and so may parts of the fence.
+/// Removes the fence of a slot; its tap may be gone already, and so may parts of the fence. Returns
+/// by how much it moved the [`generation`].
 ///
 /// # Errors
 /// When the kernel refuses; nothing is changed then.
-pub async fn detach(world: &World, at: Slot) -> Result<(), Error> {
+pub async fn detach(world: &World, at: Slot) -> Result<u32, Error> {
     world.run(move || apply::detach(at)).await?
 }
 

@@ -123,6 +123,8 @@ struct Seat {
     /// What its fence is meant to be, and whether the kernel holds that.
     fence: SlotFence,
     held: bool,
+    /// A repair of it has begun and not ended well: its link may be down.
+    shut: bool,
     /// Connections of ours to its ports.
     calls: Arc<Flows>,
     /// What listens to it; ends when this is dropped.
@@ -297,8 +299,8 @@ impl Shared {
         }
         let before = self.watch.before(&self.world).await;
         match self.raise(attachment).await {
-            Ok(seat) => {
-                self.watch.after(&self.world, before).await;
+            Ok((seat, moved)) => {
+                self.watch.after(&self.world, before, moved).await;
                 self.seats().insert(slot, seat);
                 Ok(())
             }
@@ -311,13 +313,14 @@ impl Shared {
         }
     }
 
-    /// The fence is in place before the link is up, and so are the sockets that it diverts to.
-    async fn raise(&self, attachment: &Attachment) -> Result<Seat, Error> {
+    /// The fence is in place before the link is up, and so are the sockets that it diverts to. Returns
+    /// by how much that moved the generation of the rules, too.
+    async fn raise(&self, attachment: &Attachment) -> Result<(Seat, u32), Error> {
         let slot = attachment.subject.slot;
         link::prepare(&self.world, slot).await?;
         fault::at(Point::LinkPrepared);
         let fence = self.fence(&attachment.policy);
-        fence::attach(&self.world, slot, &fence).await?;
+        let moved = fence::attach(&self.world, slot, &fence).await?;
         fault::at(Point::RulesLoaded);
         let port = self.config.divert_port;
         let made = move || {
@@ -345,13 +348,15 @@ impl Shared {
         fault::at(Point::SocketsOpened);
         link::up(&self.world, slot).await?;
         fault::at(Point::LinkRaised);
-        Ok(Seat {
+        let seat = Seat {
             calls: Flows::new(CALLS, guest.meter.clone()),
             guest,
             fence,
             held: true,
+            shut: false,
             listening,
-        })
+        };
+        Ok((seat, moved))
     }
 
     fn guest(&self, attachment: &Attachment) -> Guest {
@@ -401,14 +406,14 @@ impl Shared {
             detached.bytes_in = guest.meter.bytes_in();
         }
         let before = self.watch.before(&self.world).await;
-        self.lower(slot).await?;
-        self.watch.after(&self.world, before).await;
+        let moved = self.lower(slot).await?;
+        self.watch.after(&self.world, before, moved).await;
         Ok(detached)
     }
 
     /// Ends what is left of a slot's connections, takes its link down and then its fence, whatever
-    /// there is of them.
-    async fn lower(&self, slot: Slot) -> Result<(), Error> {
+    /// there is of them. Returns by how much that moved the generation of the rules.
+    async fn lower(&self, slot: Slot) -> Result<u32, Error> {
         let severed = sever(&self.world, slot).await;
         fault::at(Point::ConnectionsSevered);
         let link = link::down(&self.world, slot).await;

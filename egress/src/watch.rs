@@ -39,10 +39,11 @@ impl Watch {
         fence::generation(world).await.ok().flatten().filter(|now| Some(*now) == self.get())
     }
 
-    /// After one change of ours: when it was the only one, all is as sound as it was.
-    pub(crate) async fn after(&self, world: &World, before: Option<u32>) {
+    /// After a change of ours that moved the generation by this: when it was the only one, all is as
+    /// sound as it was.
+    pub(crate) async fn after(&self, world: &World, before: Option<u32>, moved: u32) {
         let now = fence::generation(world).await.ok().flatten();
-        if let Some(now) = now.filter(|now| before.map(|it| it.wrapping_add(1)) == Some(*now)) {
+        if let Some(now) = now.filter(|now| before.map(|it| it.wrapping_add(moved)) == Some(*now)) {
             self.set(now);
         }
     }
@@ -65,19 +66,31 @@ pub(crate) async fn mend_base(world: &World, divert_port: u16) -> Result<Option<
     Ok(found)
 }
 
-/// What was wrong with the fence of a slot, which stands again. Nobody else may change the slot
-/// meanwhile. An error leaves it shut.
-pub(crate) async fn mend(
+/// What is wrong with the fence of a slot, if anything is.
+pub(crate) async fn inspect(
     world: &World,
     slot: Slot,
     meant: &SlotFence,
 ) -> Result<Option<String>, Error> {
-    let Some(found) = differs(fence::verify(world, slot, meant).await)? else { return Ok(None) };
-    link::down(world, slot).await?;
+    differs(fence::verify(world, slot, meant).await)
+}
+
+/// Shuts a slot, puts its fence up again, and then lets it speak. Nobody else may change the slot
+/// meanwhile. After an error it must be called again: the slot may be shut.
+pub(crate) async fn mend(world: &World, slot: Slot, meant: &SlotFence) -> Result<(), Error> {
+    let down = link::down(world, slot).await;
+    // A slot that cannot be shut needs its fence all the more.
+    fence::attach(world, slot, meant).await.and(down)?;
     link::prepare(world, slot).await?;
-    fence::attach(world, slot, meant).await?;
-    link::up(world, slot).await?;
-    Ok(Some(found))
+    link::up(world, slot).await.map(drop)
+}
+
+/// Records that the fence of a slot could not be put up again; where its link is down, it is shut.
+pub(crate) fn record_failure(trail: &Trail, whose: &Subject, found: &str, error: &Error) {
+    let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Fail);
+    let detail = "the fence was changed by somebody else and could not be put up again yet";
+    record.detail = Some(format!("{detail}: {found}: {error}"));
+    trail.record(record.about(whose));
 }
 
 /// Records and logs that something of the fence was put up again.

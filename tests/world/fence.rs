@@ -22,6 +22,23 @@ fn listed(world: &World) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
+/// The table that holds the chains of a guest.
+fn table_of(world: &World, guest: &Guest<'_>) -> String {
+    let chain = format!("chain in_pt{} {{", guest.slot.number());
+    let listed = listed(world);
+    let (head, _) = listed.split_once(&chain).expect("the guest's chain");
+    let table = head.lines().rev().find_map(|line| line.strip_prefix("table "));
+    table.expect("in a table").trim_end_matches(" {").to_owned()
+}
+
+/// How many records of the daemon itself say this.
+fn control_records(world: &World, text: &str) -> usize {
+    let says = |record: &&serde_json::Value| {
+        record["detail"].as_str().is_some_and(|detail| detail.contains(text))
+    };
+    world.records("kind=control").iter().filter(says).count()
+}
+
 /// Waits until the rules are what they were, and somebody was told.
 fn mended(world: &World, before: &str, guest: &Guest<'_>, whose: Option<&str>) {
     let lines = |text: &str| {
@@ -96,6 +113,100 @@ fn a_rule_put_into_a_guests_fence_is_taken_out_again() {
     mended(&world, &before, &guest, Some(&guest.name));
     guest.reaches(&api);
     other.reaches(&api);
+}
+
+/// Promise 51. A dormant table lists as before and filters nothing.
+#[test]
+fn a_table_that_somebody_made_dormant_is_woken() {
+    let world = World::new();
+    let (api, sink) = (world.site("api"), world.attacker());
+    let guest = world.guest(&allow(&[&api]));
+    guest.reaches(&api);
+    let before = listed(&world);
+    let of_guests = before.lines().find_map(|line| {
+        line.strip_prefix("table netdev ").and_then(|rest| rest.strip_suffix(" {"))
+    });
+    let of_guests = of_guests.expect("a table of guests");
+    for table in [format!("netdev {of_guests}"), "inet postern".to_owned()] {
+        let started = control_records(&world, "the fence was changed");
+        nft(&world.taps, &format!("add table {table} {{ flags dormant; }}"));
+        eventually("the audit says so", PATIENT, || {
+            (control_records(&world, "the fence was changed") > started).then_some(())
+        });
+        mended(&world, &before, &guest, None);
+        guest.reaches(&api);
+        let hello = client::client_hello(&world.authority, &sink.name);
+        let reply = guest.run(|| client::exchange(sink.at(443), &[&hello], PATIENT));
+        assert_eq!(reply.alert(), Some(client::ACCESS_DENIED), "{reply:?}");
+    }
+    assert_eq!(world.sent_to(sink.ip), []);
+}
+
+/// Promise 51. A repair that fails leaves its guest shut, and recorded; but not for ever, though the
+/// rules may be as meant by then.
+#[test]
+fn a_guest_shut_by_a_repair_that_failed_speaks_again() {
+    let world = World::new();
+    let api = world.site("api");
+    let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    guest.reaches(&api);
+    let table = table_of(&world, &guest);
+    let tap = format!("pt{}", guest.slot.number());
+    let is_up = || {
+        let out = world.taps.command("ip").args(["link", "show", &tap]).output().expect("ip");
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        text.split(['<', '>', ',']).any(|word| word == "UP")
+    };
+    assert!(is_up(), "control");
+    // Somebody's rule leads to a chain of this guest, so that it cannot be replaced.
+    nft(
+        &world.taps,
+        &format!(
+            "add chain {table} alien
+             add rule {table} alien jump guest_{tap}
+             add chain {table} in_{tap} {{ policy accept; }}"
+        ),
+    );
+    eventually("the guest is shut", PATIENT, || (!is_up()).then_some(()));
+    eventually("the audit says so", PATIENT, || {
+        (control_records(&world, "could not be put up again") > 0).then_some(())
+    });
+    other.reaches(&api);
+    let shut = control_records(&world, "could not be put up again");
+    nft(
+        &world.taps,
+        &format!(
+            "add chain {table} in_{tap} {{ policy drop; }}
+             delete chain {table} alien"
+        ),
+    );
+    eventually("the guest may speak again", PATIENT, || is_up().then_some(()));
+    eventually("it works again", PATIENT, || {
+        let url = format!("https://{}/", api.name);
+        (guest.curl(&["-m", "2", &url]).status == 200).then_some(())
+    });
+    assert_eq!(shut, 1, "not at every look");
+}
+
+/// Promise 51. What cannot be mended keeps nothing else from being mended.
+#[test]
+fn a_guests_fence_is_mended_while_the_policy_route_cannot_be() {
+    let world = World::new();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    guest.reaches(&api);
+    let before = listed(&world);
+    let (table, tap) = (table_of(&world, &guest), format!("pt{}", guest.slot.number()));
+    // The route needs the loopback.
+    world.taps.ip("link set lo down");
+    world.taps.ip("route flush table 100");
+    nft(&world.taps, &format!("insert rule {table} guest_{tap} accept"));
+    mended(&world, &before, &guest, Some(&guest.name));
+    world.taps.ip("link set lo up");
+    eventually("it works again", PATIENT, || {
+        let url = format!("https://{}/", api.name);
+        (guest.curl(&["-m", "2", &url]).status == 200).then_some(())
+    });
 }
 
 /// Promise 51. Without the policy route nothing is diverted, so nothing works; it is put back.

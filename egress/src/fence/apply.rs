@@ -9,10 +9,11 @@ use policy::Slot;
 
 use crate::error::Error;
 use crate::fence::batch::{
-    Batch, Kind, bounds, get_chain, get_chains, get_elements, get_generation, get_rules, get_tables,
+    Batch, Kind, bounds, get_chain, get_chains, get_elements, get_generation, get_rules, get_table,
+    get_tables,
 };
 use crate::fence::decode::{
-    Held, HeldChain, Message, counted, elements, generation as number, table_name,
+    Held, HeldChain, Message, counted, elements, generation as number, table_flags, table_name,
 };
 use crate::fence::encode::{expressions, userdata};
 use crate::fence::layout::{chain_names, is_ours, slot_of_chain, table_of};
@@ -25,15 +26,17 @@ const DUMPS: usize = 16;
 
 pub(crate) fn install_base(meant: &Table) -> Result<(), Error> {
     let mut batch = Batch::default();
-    batch.add_table(&meant.id);
-    batch.delete_table(&meant.id);
+    if flags(&meant.id)?.is_some() {
+        batch.delete_table(&meant.id);
+    }
     batch.add_table(&meant.id);
     meant.chains.iter().for_each(|chain| batch.add_chain(&meant.id, chain));
-    with_netfilter(|kernel| kernel.commit(batch))?;
+    commit(batch)?;
     verify(meant)
 }
 
-pub(crate) fn attach(slot: Slot, meant: &Table) -> Result<(), Error> {
+pub(crate) fn attach(slot: Slot, meant: &Table) -> Result<u32, Error> {
+    let woken = wake(&meant.id)?;
     let mut batch = Batch::default();
     for set in &meant.sets {
         match verify_set(&meant.id, set) {
@@ -46,27 +49,31 @@ pub(crate) fn attach(slot: Slot, meant: &Table) -> Result<(), Error> {
     }
     remove_old(slot, &mut batch)?;
     meant.chains.iter().for_each(|chain| batch.add_chain(&meant.id, chain));
-    with_netfilter(|kernel| kernel.commit(batch))?;
-    verify(meant)
+    let moved = commit(batch)?;
+    verify(meant)?;
+    Ok(woken + moved)
 }
 
 /// Puts other rules into one chain that exists; `meant` is all of its slot.
-pub(crate) fn refill(meant: &Table, chain: &Chain) -> Result<(), Error> {
+pub(crate) fn refill(meant: &Table, chain: &Chain) -> Result<u32, Error> {
     let mut batch = Batch::default();
     batch.refill_chain(&meant.id, chain);
-    with_netfilter(|kernel| kernel.commit(batch))?;
-    verify(meant)
+    let moved = commit(batch)?;
+    verify(meant)?;
+    // Emptying a chain moves nothing where it was empty.
+    Ok(if chain.rules.is_empty() { 0 } else { moved })
 }
 
 pub(crate) fn verify(meant: &Table) -> Result<(), Error> {
+    compare(&format!("the flags of the table {}", meant.id), &Some(0), &flags(&meant.id)?)?;
     meant.sets.iter().try_for_each(|set| verify_set(&meant.id, set))?;
     meant.chains.iter().try_for_each(|chain| verify_chain(&meant.id, chain))
 }
 
-pub(crate) fn detach(slot: Slot) -> Result<(), Error> {
+pub(crate) fn detach(slot: Slot) -> Result<u32, Error> {
     let mut batch = Batch::default();
     remove_old(slot, &mut batch)?;
-    with_netfilter(|kernel| kernel.commit(batch))
+    commit(batch)
 }
 
 pub(crate) fn generation() -> Result<Option<u32>, Error> {
@@ -112,7 +119,30 @@ pub(crate) fn flush() -> Result<(), Error> {
             batch.delete_table(&TableId { family, name });
         }
     }
-    with_netfilter(|kernel| kernel.commit(batch))
+    commit(batch).map(drop)
+}
+
+/// Does all of a batch, or nothing; by how much that moves the generation of the rules.
+fn commit(batch: Batch) -> Result<u32, Error> {
+    let moved = u32::from(!batch.is_empty());
+    with_netfilter(|kernel| kernel.commit(batch))?;
+    Ok(moved)
+}
+
+/// Lets a table filter that somebody made dormant: its chains list as ever, and see no packet. By
+/// itself, since kernels refuse to change a table's flags and its base chains in one batch.
+fn wake(table: &TableId) -> Result<u32, Error> {
+    let mut batch = Batch::default();
+    if flags(table)?.is_some_and(|flags| flags != 0) {
+        batch.add_table(table);
+    }
+    commit(batch)
+}
+
+/// The flags of a table (`NFTA_TABLE_FLAGS`), of which ours has none; None where it is not there.
+fn flags(table: &TableId) -> Result<Option<u32>, Error> {
+    let what = format!("read the table {table}");
+    Ok(ask(&get_table(table), &what, table_flags)?.pop())
 }
 
 /// Removes what chains a slot has; the one with the jump goes before the one that is jumped to.

@@ -217,6 +217,11 @@ pub(crate) fn get_tables(family: Family) -> Vec<u8> {
     query(Kind::GetTable, family, true, |_| {})
 }
 
+/// Asks for one table.
+pub(crate) fn get_table(table: &TableId) -> Vec<u8> {
+    query(Kind::GetTable, table.family, false, |get| get.text(1, &table.name))
+}
+
 /// Asks for the chains of a family.
 pub(crate) fn get_chains(family: Family) -> Vec<u8> {
     query(Kind::GetChain, family, true, |_| {})

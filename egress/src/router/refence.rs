@@ -47,10 +47,15 @@ impl Shared {
             (seat.held, seat.fence) = (false, meant.clone());
             meant
         };
-        if let Err(error) = fence::refill(&self.world, slot, &meant).await {
-            tracing::warn!(%slot, error = &error as &dyn std::error::Error, "refill fence");
-            fence::attach(&self.world, slot, &meant).await?;
-        }
+        let before = self.watch.before(&self.world).await;
+        let moved = match fence::refill(&self.world, slot, &meant).await {
+            Ok(moved) => moved,
+            Err(error) => {
+                tracing::warn!(%slot, error = &error as &dyn std::error::Error, "refill fence");
+                fence::attach(&self.world, slot, &meant).await?
+            }
+        };
+        self.watch.after(&self.world, before, moved).await;
         if let Some(seat) = self.seats().get_mut(&slot) {
             seat.held = true;
         }
@@ -58,39 +63,79 @@ impl Shared {
     }
 
     /// Mends the fence where somebody else has changed it, and records that. What cannot be mended
-    /// stays shut until the next look.
+    /// stays shut until the next look, and keeps nothing else from being looked at.
+    ///
+    /// # Errors
+    /// The first failure, after all was looked at.
     pub(crate) async fn look_after(&self) -> Result<(), Error> {
-        if self.world.assure_ways().await? {
-            watch::record(
+        let mut all = Ok(());
+        match self.world.assure_ways().await {
+            Ok(false) => {}
+            Ok(true) => watch::record(
                 &self.trail,
                 None,
                 "the rule or the route of diverted connections was gone",
-            );
+            ),
+            Err(error) => all = Err(error),
         }
-        let Some(generation) = self.watch.moved(&self.world).await? else { return Ok(()) };
+        let generation = match self.watch.moved(&self.world).await {
+            Ok(None) => return all,
+            Ok(moved) => moved,
+            Err(error) => {
+                all = all.and(Err(error));
+                None
+            }
+        };
         let mut untouched = true;
-        if let Some(found) = watch::mend_base(&self.world, self.config.divert_port).await? {
-            watch::record(&self.trail, None, &found);
-            untouched = false;
+        match watch::mend_base(&self.world, self.config.divert_port).await {
+            Ok(None) => {}
+            Ok(Some(found)) => {
+                watch::record(&self.trail, None, &found);
+                untouched = false;
+            }
+            Err(error) => all = all.and(Err(error)),
         }
         let slots: Vec<Slot> = self.seats().keys().copied().collect();
-        let mut failed = Ok(());
         for slot in slots {
-            let _turn = self.turn(slot).await;
-            let known =
-                self.seats().get(&slot).map(|seat| (Arc::clone(&seat.guest), seat.fence.clone()));
-            let Some((guest, meant)) = known else { continue };
-            match watch::mend(&self.world, slot, &meant).await {
-                Ok(None) => continue,
-                Ok(Some(found)) => watch::record(&self.trail, Some(&guest.subject), &found),
-                Err(error) => failed = Err(error),
+            match self.mend(slot).await {
+                Ok(as_meant) => untouched &= as_meant,
+                Err(error) => all = all.and(Err(error)),
             }
-            untouched = false;
         }
-        if untouched {
+        if let Some(generation) = generation.filter(|_| untouched && all.is_ok()) {
             self.watch.sound(generation);
         }
-        failed
+        all
+    }
+
+    /// Mends the fence of one slot. Returns whether there was nothing to mend.
+    async fn mend(&self, slot: Slot) -> Result<bool, Error> {
+        let _turn = self.turn(slot).await;
+        let known = self
+            .seats()
+            .get(&slot)
+            .map(|seat| (Arc::clone(&seat.guest), seat.fence.clone(), seat.shut));
+        let Some((guest, meant, shut)) = known else { return Ok(true) };
+        let found = watch::inspect(&self.world, slot, &meant).await?;
+        let left = || shut.then(|| "an earlier repair left its link down".to_owned());
+        let Some(found) = found.or_else(left) else { return Ok(true) };
+        self.mark_shut(slot, true);
+        if let Err(error) = watch::mend(&self.world, slot, &meant).await {
+            tracing::error!(%slot, error = &error as &dyn std::error::Error, "guest stays shut");
+            if !shut {
+                watch::record_failure(&self.trail, &guest.subject, &found, &error);
+            }
+            return Err(error);
+        }
+        self.mark_shut(slot, false);
+        watch::record(&self.trail, Some(&guest.subject), &found);
+        Ok(false)
+    }
+
+    fn mark_shut(&self, slot: Slot, shut: bool) {
+        if let Some(seat) = self.seats().get_mut(&slot) {
+            seat.shut = shut;
+        }
     }
 
     /// The fence of a slot whose policy is this.

@@ -149,3 +149,82 @@ async fn a_batch_that_fails_half_way_leaves_nothing_and_the_next_succeeds() {
     fence::detach(&world, slot(2)).await.expect("gone");
     assert_eq!(fence::present(&world).await.expect("slots"), [slot(1)]);
 }
+
+/// Attack B16. A table that is dormant has all its chains and filters nothing: the chains alone do
+/// not say that it stands.
+#[tokio::test]
+async fn a_table_that_somebody_made_dormant_is_noticed_and_woken() {
+    let (world, netns) = world().await;
+    fence::install_base(&world, 3128).await.expect("the base");
+    let guests = [1, 2].map(|n| guest(&netns, slot(n)));
+    let meant = SlotFence::new(GROUP);
+    for (n, guest) in (1..).zip(&guests) {
+        attach(&world, slot(n), &meant, guest).await;
+    }
+    let whole = netns.exec("nft -s list ruleset");
+    netns.exec("nft add table netdev postern_0 { flags dormant; }");
+    let spoofed = frames::refused().remove(0).1.remove(0).1;
+    let refused = async || counted(&world, slot(1)).await.values().sum::<u64>();
+    let mut wire = Wire::of(&guests[0]);
+    wire.send(&spoofed);
+    assert_eq!(refused().await, 0, "control: it filters nothing");
+    for n in [1, 2] {
+        let found = fence::verify(&world, slot(n), &meant).await.expect_err("dormant");
+        assert!(matches!(found, Error::Differs { .. }), "{found}");
+    }
+    fence::attach(&world, slot(1), &meant).await.expect("woken");
+    for n in [1, 2] {
+        fence::verify(&world, slot(n), &meant).await.expect("the table is for both");
+    }
+    wire.send(&spoofed);
+    for _ in 0..200 {
+        if refused().await > 0 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    assert_eq!(refused().await, 1);
+
+    netns.exec("nft add table inet postern { flags dormant; }");
+    let found = fence::verify_base(&world, 3128).await.expect_err("dormant");
+    assert!(matches!(found, Error::Differs { .. }), "{found}");
+    fence::install_base(&world, 3128).await.expect("woken");
+    fence::verify_base(&world, 3128).await.expect("as meant");
+    let sorted = |text: &str| {
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    assert_eq!(sorted(&netns.exec("nft -s list ruleset")), sorted(&whole));
+}
+
+/// What others change while we change a slot is told apart by counting: a change of ours that finds
+/// nothing to do must not claim that it moved the rules.
+#[tokio::test]
+async fn each_change_says_by_how_much_it_moved_the_rules() {
+    let (world, netns) = world().await;
+    netns.exec("ip tuntap add pt1 mode tap");
+    fence::install_base(&world, 3128).await.expect("the base");
+    let meant = SlotFence::new(GROUP);
+    let now = async || fence::generation(&world).await.expect("asked").expect("a number");
+    let mut before = now().await;
+    let mut moved = async |said: u32| {
+        let after = now().await;
+        assert_eq!(after, before + said);
+        before = after;
+        said
+    };
+    let at = slot(1);
+    let udp = vec!["192.0.2.0/24".parse().map(|net| policy::Reach { net, ports: None })];
+    let udp = udp.into_iter().collect::<Result<_, _>>().expect("a network");
+    let other = SlotFence { udp, ..meant.clone() };
+    assert_eq!(moved(fence::detach(&world, at).await.expect("nothing there")).await, 0);
+    assert_eq!(moved(fence::attach(&world, at, &meant).await.expect("the fence")).await, 1);
+    assert_eq!(moved(fence::attach(&world, at, &meant).await.expect("again")).await, 1);
+    assert_eq!(moved(fence::refill(&world, at, &other).await.expect("refilled")).await, 1);
+    netns.exec("nft add table netdev postern_0 { flags dormant; }");
+    moved(1).await;
+    assert_eq!(moved(fence::attach(&world, at, &other).await.expect("woken")).await, 2);
+    assert_eq!(moved(fence::detach(&world, at).await.expect("gone")).await, 1);
+    assert_eq!(moved(fence::detach(&world, at).await.expect("already gone")).await, 0);
+}
