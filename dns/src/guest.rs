@@ -25,7 +25,7 @@ use policy::{
 };
 use tokio::sync::Semaphore;
 
-use crate::asker::Asker;
+use crate::asker::{Asker, is_local, is_special_use};
 use crate::budget::{self, Bucket, Ledger};
 use crate::chain::Family;
 use crate::error::Error;
@@ -397,19 +397,6 @@ fn judge(policy: &Compiled, host: &Host) -> Result<Permit, Denial> {
     }
 }
 
-/// Names that never mean a public host: single labels, and the special-use names.
-fn is_local(host: &Host) -> bool {
-    !host.as_str().contains('.') || is_special_use(host)
-}
-
-/// The special-use domains (RFC 6761, 6762, 7686, 8375, 9476) and `internal`, and everything below.
-/// `arpa` is here because reverse names tell an outsider what a guest looks at, and a guest nothing
-/// that it may dial.
-fn is_special_use(host: &Host) -> bool {
-    const LOCAL: [&str; 7] = ["alt", "arpa", "internal", "invalid", "local", "localhost", "onion"];
-    host.as_str().rsplit('.').next().is_some_and(|last| LOCAL.contains(&last))
-}
-
 /// Addresses, as many as a record has room for.
 fn listed(addresses: &[IpAddr]) -> String {
     let text: Vec<_> = addresses.iter().map(ToString::to_string).collect();
@@ -418,23 +405,4 @@ fn listed(addresses: &[IpAddr]) -> String {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn special_use_names_and_single_labels_are_local() {
-        let local = |text: &str| is_local(&Host::parse(text).expect(text));
-        for name in ["localhost", "a.localhost", "printer.local", "metadata.google.internal"] {
-            assert!(local(name), "{name}");
-        }
-        for name in ["db", "1.0.168.192.in-addr.arpa", "router.home.arpa", "x.onion"] {
-            assert!(local(name), "{name}");
-        }
-        for name in ["example.com", "local.example.com", "xlocal.net", "internal.example.org"] {
-            assert!(!local(name), "{name}");
-        }
-    }
 }

@@ -30,6 +30,8 @@ const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 const ATTEMPTS: usize = 8;
 /// What may wait in one socket for datagrams, in bytes of payload.
 const DATAGRAMS: usize = 64 << 10;
+/// Datagrams that can have come to a socket before it was connected: more than it has room for.
+const STRANGE: usize = 1 << 14;
 /// Quiet time after which the far side is probed.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
@@ -140,6 +142,11 @@ impl Dialer {
         setsockopt(&socket, sockopt::RxqOvfl, &1)?;
         setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?;
         socket.connect(remote)?;
+        // Nothing has been sent, so what is here came from anybody while it was bound.
+        let strange = (0..STRANGE).take_while(|_| socket.recv(&mut [0]).is_ok()).count();
+        if strange > 0 {
+            tracing::debug!(%remote, strange, "datagrams from before");
+        }
         let egress = socket.local_addr()?;
         Ok(Datagrams { socket: UdpSocket::from_std(socket)?, remote, egress })
     }

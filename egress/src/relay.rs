@@ -194,6 +194,13 @@ impl Desk {
     }
 }
 
+impl Drop for Desk {
+    /// The slot ends: what is counted and not told yet is told now.
+    fn drop(&mut self) {
+        self.sum_up();
+    }
+}
+
 /// A panic elsewhere does not make these unreadable: their values are whole at every step.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

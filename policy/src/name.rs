@@ -110,6 +110,13 @@ impl Host {
         psl::domain_str(&self.0).unwrap_or(&self.0)
     }
 
+    /// What stands in front of its public suffix, without the dot between; empty where it is one.
+    #[must_use]
+    pub fn before_public_suffix(&self) -> &str {
+        let suffix = psl::suffix_str(&self.0).unwrap_or_default();
+        self.0.strip_suffix(suffix).unwrap_or_default().trim_end_matches('.')
+    }
+
     /// Whether it is a top-level domain of the registries.
     #[must_use]
     pub fn is_top_level(&self) -> bool {

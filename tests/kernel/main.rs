@@ -10,6 +10,20 @@ use std::process::Command;
 
 use world::World;
 
+/// Tests that do not run here: how requests are read is no matter of the kernel, and a load that must
+/// pass within a time is none for an emulated machine.
+const ELSEWHERE: &[&str] = &[
+    "desync::",
+    "exchanges::",
+    "heads::",
+    "requests::",
+    "responses::",
+    "upgrades::",
+    "a_thousand_half_closed_connections",
+    "without_a_free_port_towards_a_far_side",
+    "a_slot_that_is_slow_to_end",
+];
+
 /// Promise 34.
 #[test]
 fn the_fence_and_the_router_hold_on_the_kernel_of_debian_12() {
@@ -22,13 +36,14 @@ fn the_fence_and_the_router_hold_on_the_kernel_of_debian_12() {
     let release = shell("uname -r").ok().stdout;
     assert!(release.starts_with("6.1."), "{release}");
     shell("mount -t tmpfs none /tmp && mkdir -p /run/netns && modprobe -a tun veth nf_tables").ok();
-    for name in ["fence_world", "router_world"] {
+    for (name, skipped) in [("fence_world", &[][..]), ("router_world", ELSEWHERE)] {
         let program = stripped(&newest(name), world.dir());
         let bytes = std::fs::read(&program).expect("the program");
         let put = format!("cat > /root/{name} && chmod +x /root/{name}");
         let words = ["exec", &lab, "--", "sh", "-c", &put];
         world.daemon().cli_with_input(&words, &bytes).ok();
-        let ran = shell(&format!("cd /root && ./{name} --test-threads=2"));
+        let skipped: String = skipped.iter().map(|part| format!(" --skip {part}")).collect();
+        let ran = shell(&format!("cd /root && ./{name} --test-threads=2{skipped}"));
         assert_eq!(ran.code, 0, "{name} on {release}{}\n{}", ran.stdout, ran.stderr);
         let told = ran.stdout.lines().rfind(|line| line.starts_with("test result: ok."));
         let passed = told.and_then(|line| line.split_whitespace().nth(3)?.parse::<u32>().ok());

@@ -271,3 +271,25 @@ fn over_the_cap_a_new_session_is_refused_until_one_has_been_silent() {
         assert_eq!(heard(&origin).await.0, b"still here");
     });
 }
+
+#[test]
+fn refusals_that_are_not_told_yet_are_told_when_the_slot_ends() {
+    run(RULES, async |place| {
+        let guest = towards(&place, SINK, 5000).await;
+        for _ in 0..40 {
+            guest.send(b"refused").await.expect("sent");
+            soon(guest.recv(&mut [0; 8])).await.expect_err("an ICMP error");
+        }
+        place.router.detach(place.slot).await.expect("detached");
+        let mut refused = 0;
+        let told = soon(async {
+            while refused < 40 {
+                let denied = place.recorded().into_iter().filter(|r| r.outcome == Outcome::Deny);
+                refused += denied.map(|record| record.count.unwrap_or(1)).sum::<u64>();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        told.await;
+        assert_eq!(refused, 40);
+    });
+}

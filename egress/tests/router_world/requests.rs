@@ -277,3 +277,20 @@ fn a_body_that_cannot_be_read_is_the_guests_fault_and_too_large_a_head_is_told_s
         assert_eq!(deny.status, Some(431));
     });
 }
+
+#[test]
+fn a_name_that_is_never_public_is_asked_of_nobody() {
+    run("default = \"allow\"", async |place| {
+        let (_web, seen) = echo(place.origin(ORIGIN, 80));
+        for name in ["printer.local", "metadata.google.internal", "1.2.0.192.in-addr.arpa", "db"] {
+            let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+            let request = format!("GET / HTTP/1.1\r\nHost: {name}\r\n\r\n");
+            assert_eq!(exchange(&mut stream, &request).await.0, 502, "{name}");
+        }
+        assert_eq!(place.asked.lock().expect("unpoisoned").as_slice(), [""; 0]);
+        assert!(seen.lock().expect("unpoisoned").is_empty());
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let request = "GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
+        assert_eq!(exchange(&mut stream, request).await.0, 200);
+    });
+}
