@@ -280,7 +280,7 @@ impl World {
             socket.send_to(b"marker", marker).expect("send the marker");
             socket.local_addr().expect("its address").port()
         });
-        eventually("the capture sees the marker", Duration::from_secs(5), || {
+        eventually("the capture sees the marker", Duration::from_secs(30), || {
             self.wire.position(|seen| seen.ports == Some((from, marker.port()))).map(Mark)
         })
     }

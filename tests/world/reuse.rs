@@ -85,7 +85,7 @@ fn clog(guest: &Guest<'_>, echo: &Site) -> Vec<TcpStream> {
     guest.run(|| {
         let clog = |n: u16| {
             let mut stream = connect_from(40_000 + n, echo.at(port::ECHO));
-            stream.set_write_timeout(Some(Duration::from_millis(200))).expect("a limit");
+            stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a limit");
             let mut sent = 0;
             while let Ok(n) = stream.write(&[0x5a; 1 << 16])
                 && sent < 24 << 20

@@ -239,8 +239,10 @@ fn one_connection_of_a_guest_is_one_connection_out() {
     for _ in 0..EACH {
         guest.reaches(&site);
         assert_eq!(guest.curl(&[&format!("http://{}/", site.name)]).status, 200);
-        let reply =
-            guest.run(|| client::exchange(echo.at(port::ECHO), &[b"ping\r\n"], AT_ONCE / 4));
+        let reply = guest.run(|| {
+            let whole = |bytes: &[u8]| bytes == b"ping\r\n";
+            client::exchange_until(echo.at(port::ECHO), &[b"ping\r\n"], PATIENT, whole)
+        });
         assert_eq!(reply.bytes, b"ping\r\n");
         let hello = client::client_hello(&world.authority, &sink.name);
         let _ = guest.run(|| client::exchange(sink.at(443), &[&hello], PATIENT));

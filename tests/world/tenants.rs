@@ -1,8 +1,10 @@
 //! The control API over TCP: a token is a tenant's, and a tenant is alone.
 
 use serde_json::json;
+use world::client::PATIENT;
 use world::daemon::{Answer, Request};
 use world::origin::sum;
+use world::poll::eventually;
 use world::world::HOST;
 use world::{World, client};
 
@@ -66,6 +68,10 @@ fn a_token_sees_and_touches_only_its_tenants_sandboxes() {
     }
     assert_eq!(ask(&world, "a", "PUT", "/v1/tenants/b/policy", &toml).status, 404);
     assert_eq!(ask(&world, "a", "PUT", "/v1/platform/policy", &toml).status, 403);
+    let whole = || world.api("GET", "/v1/events", &[]).text;
+    eventually("both are in the audit", PATIENT, || {
+        (whole().contains(&own) && whole().contains(&other)).then_some(())
+    });
     let events = ask(&world, "a", "GET", "/v1/events", &[]);
     assert!(events.text.contains(&own) && !events.text.contains(&other), "{}", events.text);
     let foreign = json!({ "name": "x", "tenant": "b", "driver": "external" }).to_string();
@@ -114,9 +120,8 @@ fn a_guest_does_not_reach_the_control_api() {
             "GET /v1/sandboxes HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer secret-a\r\n\r\n"
         );
         let to = (address, PORT).into();
-        let reply = guest.run(|| {
-            client::exchange_until(to, &[request.as_bytes()], client::PATIENT, client::has_head)
-        });
+        let reply = guest
+            .run(|| client::exchange_until(to, &[request.as_bytes()], PATIENT, client::has_head));
         assert!(!reply.text().contains("200 OK"), "{address}: {}", reply.text());
     }
     let resolve = format!("{}:{PORT}:{}", trap.name, trap.ip);
@@ -163,7 +168,7 @@ fn a_tenant_takes_no_more_connections_than_one_may() {
     let mut open: Vec<_> = world.host.run(|| {
         let connect = |_| {
             let to = (HOST, PORT).into();
-            let mut stream = client::connect(to, client::PATIENT).expect("connect");
+            let mut stream = client::connect(to, PATIENT).expect("connect");
             stream.write_all(request.as_bytes()).expect("ask");
             let mut first = [0; 12];
             stream.read_exact(&mut first).expect("an answer");
@@ -179,7 +184,7 @@ fn a_tenant_takes_no_more_connections_than_one_may() {
     assert_eq!(ask(&world, "b", "GET", "/v1/sandboxes", &[]).status, 200, "another tenant's");
     assert_eq!(world.api("GET", "/v1/health", &[]).status, 200, "the operator's");
     open.pop();
-    world::poll::eventually("there is room again", client::PATIENT, || {
+    eventually("there is room again", PATIENT, || {
         (ask(&world, "a", "GET", "/v1/sandboxes", &[]).status == 200).then_some(())
     });
 }
