@@ -222,7 +222,7 @@ impl Store {
             .await?;
         rows.into_iter()
             .map(|(scope, document, revision)| {
-                let policy = Policy::from_json(&document).map_err(|problem| {
+                let policy = Policy::from_written(&document).map_err(|problem| {
                     Error::store("reading a policy", &self.path, format!("{scope}: {problem}"))
                 })?;
                 Ok((scope, policy, Revision(revision)))
@@ -364,6 +364,20 @@ mod tests {
         let scopes: Vec<_> =
             store.policies().await.unwrap().into_iter().map(|(scope, ..)| scope).collect();
         assert_eq!(scopes, ["sandbox/b"]);
+    }
+
+    /// What an earlier version took, this one reads.
+    #[tokio::test]
+    async fn a_policy_in_the_journal_is_read_however_long_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("postern.db")).unwrap();
+        let long =
+            format!("{{\"default\":\"allow\"{}}}", " ".repeat(policy::document::MAX_DOCUMENT));
+        assert!(Policy::from_json(&long).is_err(), "control: nobody could write it anew");
+        store.set_policy("tenant/acme".to_owned(), long).await.unwrap();
+        let [(scope, policy, _)] = &store.policies().await.unwrap()[..] else { panic!("one") };
+        assert_eq!(scope, "tenant/acme");
+        assert_eq!(policy.default_effect(), policy::document::Effect::Allow);
     }
 
     #[tokio::test]

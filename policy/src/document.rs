@@ -89,11 +89,18 @@ impl Policy {
     /// Reads TOML.
     pub fn from_toml(text: &str) -> Result<Self, PolicyError> {
         let source = source::toml(text)?;
-        read::policy(&source).map_err(|error| error.located(&source))
+        read::policy(&source).and_then(Self::bounded).map_err(|error| error.located(&source))
     }
 
     /// Reads JSON: the same keys as the TOML, rules under `"rule"`.
     pub fn from_json(text: &str) -> Result<Self, PolicyError> {
+        source::bounded(text)?;
+        let source = source::json(text)?;
+        read::policy(&source).and_then(Self::bounded).map_err(|error| error.located(&source))
+    }
+
+    /// Reads JSON that `to_json` wrote, however long: what was taken once must not be refused later.
+    pub fn from_written(text: &str) -> Result<Self, PolicyError> {
         let source = source::json(text)?;
         read::policy(&source).map_err(|error| error.located(&source))
     }
@@ -139,7 +146,7 @@ impl Policy {
     pub fn with_rule(&self, rule: Rule) -> Result<Self, PolicyError> {
         let mut rules = self.rules.clone();
         rules.push(rule);
-        Self::checked(self.default, self.mode, rules)
+        Self::checked(self.default, self.mode, rules).and_then(Self::bounded)
     }
 
     /// Whether it may stand in this layer: `always` is the platform's alone, and the platform's
@@ -200,6 +207,17 @@ impl Policy {
     fn checked(default: Effect, mode: PolicyMode, rules: Vec<Rule>) -> Result<Self, PolicyError> {
         check::rules(&rules)?;
         Ok(Self { default, mode, rules })
+    }
+
+    /// Refuses what would be too long when written back, in either mode: escapes may double it.
+    fn bounded(self) -> Result<Self, PolicyError> {
+        let length = self.with_mode(PolicyMode::Observe).to_json().to_string().len();
+        if length <= MAX_DOCUMENT {
+            return Ok(self);
+        }
+        let problem = format!("it has {length} bytes as JSON, more than {MAX_DOCUMENT}");
+        let fix = "use wildcards or networks in place of long lists, and shorter comments";
+        Err(PolicyError::new("", problem, fix))
     }
 }
 

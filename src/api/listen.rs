@@ -119,6 +119,11 @@ fn tempdir_beside(path: &Path) -> io::Result<std::path::PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let name = format!(".postern-{}", std::process::id());
     let dir = path.with_file_name(name);
+    // A daemon that died here, with the number this one has now, left it.
+    match fs::remove_dir_all(&dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     fs::DirBuilder::new().mode(0o700).create(&dir)?;
     Ok(dir)
 }
@@ -227,6 +232,16 @@ mod tests {
 
     fn at(dir: &Path, group: &str) -> Config {
         Config { socket: dir.join("run/api.sock"), group: group.into(), ..Config::default() }
+    }
+
+    #[test]
+    fn what_a_daemon_of_the_same_number_left_is_no_hindrance() {
+        let folder = tempfile::tempdir().expect("folder");
+        let socket = folder.path().join("postern.sock");
+        let left = tempdir_beside(&socket).expect("made");
+        fs::write(left.join("s"), "").expect("write");
+        let made = tempdir_beside(&socket).expect("made again");
+        assert_eq!(fs::read_dir(made).expect("folder").count(), 0);
     }
 
     #[tokio::test]

@@ -40,6 +40,8 @@ pub(crate) struct Files {
     shelves: BTreeMap<Owner, Shelf>,
     /// Bytes in all files.
     held: u64,
+    /// Appends so far.
+    appends: u64,
 }
 
 /// The files of one owner.
@@ -49,11 +51,31 @@ struct Shelf {
     closed: VecDeque<(u64, u64)>,
     at: Position,
     current: Option<File>,
+    /// The append that was its last, counted over all owners.
+    used: u64,
+    /// Whether its newest file was closed before it was synced.
+    unsynced: bool,
 }
 
 impl Shelf {
     fn new() -> Self {
-        Self { closed: VecDeque::new(), at: Position { file: 1, offset: 0 }, current: None }
+        let at = Position { file: 1, offset: 0 };
+        Self { closed: VecDeque::new(), at, current: None, used: 0, unsynced: false }
+    }
+
+    /// Waits until the newest file is on the disk: what one descriptor wrote, another can sync.
+    fn sync(&mut self, dir: &Path, owner: &Owner) -> io::Result<()> {
+        match &self.current {
+            Some(file) => file.sync_data()?,
+            None if self.unsynced => match File::open(path(dir, owner, self.at.file)) {
+                Ok(file) => file.sync_data()?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            },
+            None => {}
+        }
+        self.unsynced = false;
+        Ok(())
     }
 
     fn size(&self) -> u64 {
@@ -65,14 +87,16 @@ impl Shelf {
         self.closed.push_back((self.at.file, self.at.offset));
         self.at = Position { file: self.at.file + 1, offset: 0 };
         self.current = None;
+        self.unsynced = false;
     }
 }
 
 impl Files {
     /// Goes on in the newest files of the folder, which exists. Writes nothing.
     pub(crate) fn open(dir: &Path, file_size: u64, total_size: u64) -> io::Result<Self> {
+        let shelves = BTreeMap::new();
         let mut files =
-            Self { dir: dir.to_owned(), file_size, total_size, shelves: BTreeMap::new(), held: 0 };
+            Self { dir: dir.to_owned(), file_size, total_size, shelves, held: 0, appends: 0 };
         for (owner, numbers) in numbers(dir)? {
             let shelf = files.shelves.entry(owner.clone()).or_insert_with(Shelf::new);
             for number in numbers {
@@ -100,18 +124,15 @@ impl Files {
         let owners = wide(self.shelves.len()).max(1);
         // So that the first file to go is a small part of what its owner has.
         let size = self.file_size.min((self.total_size / owners / 4).max(LEAST));
-        if self.shelves.values().filter(|shelf| shelf.current.is_some()).count() >= OPEN {
-            self.sync()?;
-            self.shelves.values_mut().for_each(|shelf| shelf.current = None);
-        }
+        self.close_one_for(owner);
+        self.appends += 1;
         let shelf = self.shelves.entry(owner.clone()).or_insert_with(Shelf::new);
+        shelf.used = self.appends;
         let full = shelf.at.offset > 0 && shelf.at.offset.saturating_add(length) > size;
         // Somebody may have removed the file: what is written to it would be lost unseen.
         let removed = |file: &File| file.metadata().is_ok_and(|found| found.nlink() == 0);
         if full || shelf.current.as_ref().is_some_and(removed) {
-            if let Some(file) = &shelf.current {
-                file.sync_data()?;
-            }
+            shelf.sync(&self.dir, owner)?;
             shelf.turn();
             fault::at(Point::AuditRotated);
         }
@@ -144,11 +165,26 @@ impl Files {
     }
 
     /// Waits until what was appended is on the disk.
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.shelves
-            .values()
-            .filter_map(|shelf| shelf.current.as_ref())
-            .try_for_each(File::sync_data)
+    pub(crate) fn sync(&mut self) -> io::Result<()> {
+        let dir = &self.dir;
+        self.shelves.iter_mut().try_for_each(|(owner, shelf)| shelf.sync(dir, owner))
+    }
+
+    /// Where too many files are open for one more, closes the one that was longest not written to.
+    /// It is synced with the others: waiting for the disk here would hold up every record.
+    fn close_one_for(&mut self, owner: &Owner) {
+        if self.shelves.get(owner).is_some_and(|shelf| shelf.current.is_some()) {
+            return;
+        }
+        let open = self.shelves.values_mut().filter(|shelf| shelf.current.is_some());
+        let mut open: Vec<&mut Shelf> = open.collect();
+        if open.len() < OPEN {
+            return;
+        }
+        if let Some(oldest) = open.iter_mut().min_by_key(|shelf| shelf.used) {
+            oldest.current = None;
+            oldest.unsynced = true;
+        }
     }
 
     /// Removes oldest files of whoever has most until this much more fits the total.
@@ -312,6 +348,28 @@ mod tests {
         for n in 0..2 * OPEN {
             assert_eq!(everything(&files, &tenant(&format!("t{n}"))), ["0", "1", "2"]);
         }
+    }
+
+    #[test]
+    fn only_the_file_that_was_longest_not_written_to_is_closed_and_it_is_synced_later() {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut files = Files::open(dir.path(), 1000, 1 << 20).expect("open");
+        let owner = |n: usize| tenant(&format!("t{n}"));
+        let open = |files: &Files| -> Vec<bool> {
+            (0..=OPEN)
+                .map(|n| files.shelves.get(&owner(n)).is_some_and(|s| s.current.is_some()))
+                .collect()
+        };
+        for n in (0..OPEN).chain([0, OPEN, OPEN]) {
+            files.append(&owner(n), b"line\n").expect("append");
+        }
+        let mut expected = vec![true; OPEN + 1];
+        expected[1] = false;
+        assert_eq!(open(&files), expected, "the second was written to first");
+        let unsynced = |files: &Files| files.shelves.values().filter(|s| s.unsynced).count();
+        assert_eq!(unsynced(&files), 1);
+        files.sync().expect("sync");
+        assert_eq!(unsynced(&files), 0);
     }
 
     #[test]

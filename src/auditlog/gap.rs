@@ -11,35 +11,35 @@ use crate::auditlog::files::Owner;
 #[derive(Debug)]
 pub(crate) struct Gap {
     began: SystemTime,
-    counts: [(Outcome, &'static str, u64); 4],
+    counts: [(&'static str, u64); 5],
 }
 
 impl Gap {
     /// From now on records are missing.
     pub(crate) fn begin() -> Self {
-        let counts = [
-            (Outcome::Deny, "deny", 0),
-            (Outcome::Allow, "allow", 0),
-            (Outcome::Closed, "closed", 0),
-            (Outcome::Fail, "fail", 0),
-        ];
+        let counts = [("deny", 0), ("observe", 0), ("allow", 0), ("closed", 0), ("fail", 0)];
         Self { began: SystemTime::now(), counts }
     }
 
     /// This one, too.
     pub(crate) fn add(&mut self, record: &AuditRecord) {
-        for (outcome, _, count) in &mut self.counts {
-            if *outcome == record.outcome {
-                *count = count.saturating_add(record.count.unwrap_or(1));
-            }
-        }
+        let [deny, observe, allow, closed, fail] = &mut self.counts;
+        // Whatever outcome there is has its row.
+        let (_, count) = match record.outcome {
+            Outcome::Deny => deny,
+            Outcome::Observe => observe,
+            Outcome::Allow => allow,
+            Outcome::Closed => closed,
+            Outcome::Fail => fail,
+        };
+        *count = count.saturating_add(record.count.unwrap_or(1));
     }
 
     /// The record that stands for them, as JSON.
     pub(crate) fn told(&self, owner: &Owner) -> String {
-        let each = self.counts.iter().filter(|(.., count)| *count > 0);
-        let each: Vec<String> = each.map(|(_, what, count)| format!("{count} {what}")).collect();
-        let sum = self.counts.iter().map(|(.., count)| count).sum();
+        let each = self.counts.iter().filter(|(_, count)| *count > 0);
+        let each: Vec<String> = each.map(|(what, count)| format!("{count} {what}")).collect();
+        let sum = self.counts.iter().map(|(_, count)| count).sum();
         let mut record = lost(sum, &format!("the audit could not be written: {}", each.join(", ")));
         record.tenant.clone_from(owner);
         // None when the clock was set back meanwhile.
@@ -67,19 +67,24 @@ mod tests {
     #[test]
     fn a_gap_says_how_many_of_what_and_whose() {
         let mut gap = Gap::begin();
-        for (outcome, count) in
-            [(Outcome::Deny, Some(7)), (Outcome::Deny, None), (Outcome::Allow, None)]
-        {
+        for (outcome, count) in [
+            (Outcome::Deny, Some(7)),
+            (Outcome::Deny, None),
+            (Outcome::Allow, None),
+            (Outcome::Observe, Some(4)),
+            (Outcome::Closed, None),
+            (Outcome::Fail, None),
+        ] {
             let mut record = AuditRecord::new(SystemTime::now(), Kind::Dns, outcome);
             record.count = count;
             gap.add(&record);
         }
         let told: AuditRecord =
             serde_json::from_str(&gap.told(&"acme".parse().ok())).expect("a record");
-        assert_eq!((told.kind, told.outcome, told.count), (Kind::Gap, Outcome::Fail, Some(9)));
+        assert_eq!((told.kind, told.outcome, told.count), (Kind::Gap, Outcome::Fail, Some(15)));
         assert_eq!(told.tenant, "acme".parse().ok());
         assert!(told.micros.is_some());
         let detail = told.detail.expect("why");
-        assert!(detail.ends_with("could not be written: 8 deny, 1 allow"), "{detail}");
+        assert!(detail.ends_with(": 8 deny, 4 observe, 1 allow, 1 closed, 1 fail"), "{detail}");
     }
 }

@@ -6,7 +6,7 @@ use world::daemon::{Answer, Request};
 use world::origin::sum;
 use world::poll::eventually;
 use world::world::HOST;
-use world::{World, client};
+use world::{World, allow, client};
 
 const PORT: u16 = 7777;
 
@@ -187,4 +187,29 @@ fn a_tenant_takes_no_more_connections_than_one_may() {
     eventually("there is room again", PATIENT, || {
         (ask(&world, "a", "GET", "/v1/sandboxes", &[]).status == 200).then_some(())
     });
+}
+
+/// What a tenant may write, the next daemon can read: none keeps the node from starting.
+#[test]
+fn a_policy_that_grows_as_it_is_kept_does_not_keep_the_next_daemon_from_starting() {
+    let world = World::new();
+    let api = world.site("api");
+    let guest = world.guest_of("acme", &allow(&[&api]));
+    guest.reaches(&api);
+    let comment = "\\".repeat(1000);
+    let rule = |n| format!("[[rule]]\nallow = [\"h{n}.example.com\"]\ncomment = '{comment}'\n");
+    let path = world.dir().join("policy.toml");
+    let write = |rules: usize| {
+        let text = (0..rules).map(rule).collect::<String>() + &allow(&[&api]);
+        std::fs::write(&path, text).expect("write");
+        let data = format!("@{}", path.display());
+        let words = ["-H", "content-type: application/toml", "--data-binary", &data];
+        world.api("PUT", "/v1/tenants/acme/policy", &words)
+    };
+    let (long, short) = (write(600), write(400));
+    assert_eq!(short.status, 200, "control: {}", short.text);
+    assert!(long.status == 400 || long.status == 422, "{} {}", long.status, long.text);
+    world.daemon().kill();
+    world.daemon().start(&world.host);
+    guest.reaches(&api);
 }

@@ -106,9 +106,9 @@ fn toml_value<'a>(value: toml::Spanned<DeValue<'a>>, lines: &Lines, depth: usize
     Node { line, value }
 }
 
-/// Reads the syntax of JSON. Values are cut out of the text, so that their place is known.
+/// Reads the syntax of JSON, of any length. Values are cut out of the text, so that their place is
+/// known.
 pub(crate) fn json(text: &str) -> Result<Node<'_>, PolicyError> {
-    bounded(text)?;
     let raw: &RawValue = serde_json::from_str(text).map_err(|error| syntax(&error, 1))?;
     json_value(raw, &Place { text, lines: Lines::of(text) }, 0)
 }
@@ -186,7 +186,8 @@ impl<'de> serde::Deserialize<'de> for Rows<'de> {
     }
 }
 
-fn bounded(text: &str) -> Result<(), PolicyError> {
+/// Refuses a text that is too long.
+pub(crate) fn bounded(text: &str) -> Result<(), PolicyError> {
     if text.len() <= MAX_DOCUMENT {
         return Ok(());
     }

@@ -325,6 +325,36 @@ fn limits_hold_and_are_told() {
     assert!(refused(&same).to_string().contains("more than 32 rules"));
 }
 
+/// A policy is kept as JSON, in which a comment of quotes or backslashes is twice as long.
+#[test]
+fn what_is_accepted_can_be_read_back_however_much_longer_its_json_is() {
+    for filler in ["\\", "\t", "é"] {
+        let comment = filler.repeat(1000 / filler.len());
+        let rule = |n| format!("[[rule]]\nallow = [\"h{n}.ex.org\"]\ncomment = '{comment}'\n");
+        let read = |count: usize| Policy::from_toml(&(0..count).map(rule).collect::<String>());
+        // The most rules that are accepted.
+        let (mut most, mut refused) = (256, 1200);
+        while refused - most > 1 {
+            let middle = usize::midpoint(most, refused);
+            match read(middle) {
+                Ok(_) => most = middle,
+                Err(error) => {
+                    assert!(error.to_string().contains("bytes"), "{error}");
+                    refused = middle;
+                }
+            }
+        }
+        let policy = read(most).expect("accepted");
+        let one_more = read(1).expect("a rule").rules()[0].clone();
+        let longer = policy.with_rule(one_more);
+        assert!(longer.is_err() || filler != "\\", "{filler:?}: rules one by one are bounded, too");
+        for policy in [&policy, &policy.with_mode(policy::PolicyMode::Observe)] {
+            let read = Policy::from_json(&policy.to_json().to_string());
+            assert!(read.as_ref() == Ok(policy), "{filler:?}: {most} rules: {:?}", read.err());
+        }
+    }
+}
+
 #[test]
 fn the_largest_documents_are_read_in_time() {
     let start = std::time::Instant::now();
