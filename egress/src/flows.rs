@@ -179,11 +179,7 @@ pub(crate) struct Ending {
     over: mpsc::Receiver<Infallible>,
 }
 
-/// A hold on a connection by a task that has a socket of it.
-#[derive(Debug)]
-pub(crate) struct Held(Arc<Entry>);
-
-/// One registered connection; forgotten when dropped.
+/// One registered connection; forgotten when dropped. Shared by the tasks that have a socket of it.
 #[derive(Debug)]
 pub(crate) struct Flow {
     id: u64,
@@ -281,13 +277,6 @@ impl Ending {
     }
 }
 
-impl Held {
-    /// Waits until the connection is cut.
-    pub(crate) async fn cut(&self) {
-        self.0.signal.cancelled().await;
-    }
-}
-
 impl Flow {
     /// The number that joins its audit records.
     pub(crate) fn id(&self) -> u64 {
@@ -319,11 +308,6 @@ impl Flow {
     pub(crate) fn resting(&self) -> Option<Arc<Judged>> {
         let noted = lock(&self.entry.noted);
         noted.as_ref().filter(|note| note.resting).map(|note| Arc::clone(&note.judged))
-    }
-
-    /// A hold for a task that has a socket of it: a cut is over once that is dropped, too.
-    pub(crate) fn hold(&self) -> Held {
-        Held(Arc::clone(&self.entry))
     }
 
     /// Waits until it is cut.
@@ -418,7 +402,8 @@ mod tests {
         let last = judged("api.example.com");
         flow.note(&last);
         flow.rest(&last);
-        let held = flow.hold();
+        let flow = Arc::new(flow);
+        let held = Arc::clone(&flow);
         let ending = Ending::new();
         let done = flows.rejudge(&Compiled::default(), &OwnAddresses::default(), &ending);
         assert_eq!(done, Rejudged { checked: 1, cut: 1 }, "one that rests is judged, too");

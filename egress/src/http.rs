@@ -125,10 +125,12 @@ pub(crate) async fn serve(
         .max_header_size(HEAD_BYTES)
         .max_buf_size(BUFFER)
         .serve_connection(TokioIo::new(screen), service);
+    let mut severed_already = false;
     let ended = tokio::select! {
         biased;
         _ = flow.cut() => {
             severed(&guest, &flow);
+            severed_already = true;
             None
         }
         () = traffic.quiet_for(idle) => None,
@@ -140,19 +142,29 @@ pub(crate) async fn serve(
     if let (Some(switched), Some(Ok(()))) = (visit.switched.take(), &ended) {
         return carry(&guest, &flow, stream, [read_buf, held].concat().into(), switched).await;
     }
-    match ended {
-        None => return refuse::reset(stream),
-        // It has been answered already: its target is none.
-        Some(Err(error)) if error.is_parse() => visit.unread(&error, begun),
-        Some(_) => {}
+    // It has been answered already: its target is none.
+    if let Some(Err(error)) = &ended
+        && error.is_parse()
+    {
+        visit.unread(error, begun);
     }
-    let told = tokio::select! {
-        biased;
-        _ = flow.cut() => false,
-        told = refuse::linger(&mut stream) => told,
-    };
-    if !told {
-        refuse::reset(stream);
+    let told = ended.is_some()
+        && tokio::select! {
+            biased;
+            _ = flow.cut() => false,
+            told = refuse::linger(&mut stream) => told,
+        };
+    match told {
+        true => drop(stream),
+        false => refuse::reset(stream),
+    }
+    // What the guest has sent may still be on its way, and is cut as before.
+    if !severed_already {
+        tokio::select! {
+            biased;
+            _ = flow.cut() => severed(&guest, &flow),
+            () = visit.relay.finish() => {}
+        }
     }
 }
 
@@ -291,6 +303,8 @@ impl Visit {
         let fault = |fault| Refused::fault(revision, fault);
         let claim = Claim::read(&head, self.destination).map_err(fault)?;
         let basis = claim.basis(&head.method);
+        // From here on the connection is judged by this request, and not by the one before it.
+        self.relay.settle(self.guest.limits.half_closed).await;
         let mut passed = self.guest.judge(&self.flow, basis, self.destination)?;
         let handshake = Handshake::of(&head);
         if handshake.is_some() {
@@ -316,6 +330,7 @@ impl Visit {
                     let (head, body) = unsent.into_parts();
                     let body = body.into_body();
                     drop(ending);
+                    self.relay.settle(self.guest.limits.half_closed).await;
                     far = self.dial(&passed).await?;
                     far.may_switch(handshake.is_some());
                     ending = self.record(&mut passed, &far, seen)?;
@@ -349,7 +364,7 @@ impl Visit {
 
     async fn dial(&self, passed: &Passed) -> Result<Far, Refusal> {
         let dialed = self.guest.dialer.dial(&passed.policy, &passed.permit).await?;
-        Far::over(dialed, passed, &self.guest, &self.flow).await.map_err(|error| {
+        self.relay.over(dialed, passed, &self.guest, &self.flow).await.map_err(|error| {
             Refusal::because(Code::UpstreamUnreachable, passed.permit.revision()).detailed(error)
         })
     }

@@ -26,6 +26,7 @@ pub mod sniff;
 pub mod drops;
 pub mod fence;
 pub mod link;
+mod unsent;
 mod sever;
 mod flows;
 pub mod meter;

@@ -27,7 +27,7 @@ const FAR_ADDRESS: u8 = 8;
 const STATES: u32 = 0xfff;
 /// Length of a message header, and of the identity of a socket: ports, addresses, device, cookie.
 const HEADER: usize = 16;
-const IDENTITY: usize = 48;
+pub(crate) const IDENTITY: usize = 48;
 
 /// Destroys every TCP socket whose far side is the guest in this slot; says how many.
 ///
@@ -43,7 +43,7 @@ fn destroy_all(slot: Slot) -> io::Result<usize> {
     socket.connect(&SocketAddr::new(0, 0))?;
     let mut severed = 0;
     for identity in list(&socket, slot)? {
-        let request = request(DESTROY, NLM_F_ACK, STATES, &identity, &[]);
+        let request = request(DESTROY, NLM_F_ACK, AF_INET, STATES, &identity, &[]);
         socket.send(&request, 0)?;
         match answers(&socket)?.first().map(|(_, body)| errno(body)) {
             Some(0) => severed += 1,
@@ -59,7 +59,7 @@ fn destroy_all(slot: Slot) -> io::Result<usize> {
 /// The identities of the slot's sockets.
 fn list(socket: &Socket, slot: Slot) -> io::Result<Vec<[u8; IDENTITY]>> {
     let filter = filter(slot);
-    let request = request(BY_FAMILY, NLM_F_DUMP, STATES, &[0; IDENTITY], &filter);
+    let request = request(BY_FAMILY, NLM_F_DUMP, AF_INET, STATES, &[0; IDENTITY], &filter);
     socket.send(&request, 0)?;
     let mut found = Vec::new();
     loop {
@@ -73,10 +73,16 @@ fn list(socket: &Socket, slot: Slot) -> io::Result<Vec<[u8; IDENTITY]>> {
     }
 }
 
+/// A question about one socket, whatever its state.
+pub(crate) fn about(family: i32, identity: &[u8; IDENTITY]) -> Vec<u8> {
+    request(BY_FAMILY, 0, family, STATES, identity, &[])
+}
+
 /// `struct inet_diag_req_v2` behind a netlink header, and one attribute.
 fn request(
     kind: u16,
     flags: i32,
+    family: i32,
     states: u32,
     identity: &[u8; IDENTITY],
     attribute: &[u8],
@@ -88,7 +94,7 @@ fn request(
     out.extend(kind.to_ne_bytes());
     out.extend(flags.to_ne_bytes());
     out.extend([0; 8]);
-    out.extend([AF_INET, IPPROTO_TCP, 0, 0].map(|n| u8::try_from(n).unwrap_or_default()));
+    out.extend([family, IPPROTO_TCP, 0, 0].map(|n| u8::try_from(n).unwrap_or_default()));
     out.extend(states.to_ne_bytes());
     out.extend(identity);
     out.extend(attribute);
@@ -110,7 +116,7 @@ fn filter(slot: Slot) -> Vec<u8> {
 }
 
 /// The messages of one datagram: type and body.
-fn answers(socket: &Socket) -> io::Result<Vec<(u16, Vec<u8>)>> {
+pub(crate) fn answers(socket: &Socket) -> io::Result<Vec<(u16, Vec<u8>)>> {
     let mut datagram = Vec::with_capacity(64 * 1024);
     socket.recv(&mut datagram, 0)?;
     let mut rest = datagram.as_slice();
@@ -131,6 +137,6 @@ fn head(message: &[u8]) -> Option<(u32, u16)> {
 }
 
 /// The error number of an acknowledgement, 0 for success.
-fn errno(body: &[u8]) -> i32 {
+pub(crate) fn errno(body: &[u8]) -> i32 {
     body.first_chunk().copied().map_or(0, i32::from_ne_bytes).saturating_neg()
 }

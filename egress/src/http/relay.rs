@@ -1,10 +1,14 @@
 //! The far side of an HTTP connection: one connection to it, kept for the next request to the same
 //! name, and the bodies of an exchange, which is recorded as ended when both are.
+//!
+//! A connection is the guest's until its far side has all that was sent or it is reset: it counts as
+//! open and can be cut. No request is judged while what an earlier one sent may still leave.
 
 use std::io;
-use std::pin::Pin;
+use std::net::{Shutdown, SocketAddr};
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,14 +16,17 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, StatusCode};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::client::conn::http1::{self, SendRequest};
+use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper::ext::on_informational;
 use hyper_util::rt::TokioIo;
 use policy::Compiled;
 use policy::judge::Target;
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::account::Account;
 use crate::dial::Dialed;
@@ -27,8 +34,10 @@ use crate::flows::{Flow, Judged};
 use crate::guest::{Guest, Passed};
 use crate::http::wire::{Traffic, Wire};
 use crate::http::{BUFFER, HEAD_BYTES};
+use crate::limits::Limits;
 use crate::refuse;
 use crate::tunnel::Ended;
+use crate::unsent::unacknowledged;
 
 /// How long a kept connection may take to be ready for the next request.
 const READY: Duration = Duration::from_millis(50);
@@ -36,12 +45,17 @@ const READY: Duration = Duration::from_millis(50);
 /// on, and reading them without end would leave no time for anybody else.
 const INTERIM: usize = 100;
 
+/// How long a far side may take nothing of what is queued for it, while the guest waits to go on.
+const STUCK: Duration = Duration::from_secs(5);
+/// Pauses between two looks at what is queued: the kernel tells nobody that it has been taken.
+const PAUSES: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(20)];
+
 /// A connection to a far side.
 #[derive(Debug)]
 pub(super) struct Far {
     pub(super) sender: SendRequest<Relayed>,
-    pub(super) dialed: std::net::SocketAddr,
-    pub(super) egress: std::net::SocketAddr,
+    pub(super) dialed: SocketAddr,
+    pub(super) egress: SocketAddr,
     /// Whether it has carried a request before.
     pub(super) used: bool,
     pub(super) traffic: Arc<Traffic>,
@@ -50,20 +64,66 @@ pub(super) struct Far {
     /// Whether a request asks for another protocol.
     switching: Arc<AtomicBool>,
     /// The connection, once it has switched, and what was read of it after the answer.
-    switched: oneshot::Receiver<(TcpStream, Bytes)>,
+    switched: oneshot::Receiver<Handed>,
 }
 
-/// The connection that is kept between two requests.
+/// The connections of one guest's connection to far sides: one at a time.
 #[derive(Debug, Default)]
 pub(super) struct Relay {
+    /// Between two requests.
     kept: Mutex<Option<Far>>,
+    /// The task of the one dialled last, which has its socket.
+    task: Mutex<Option<Task>>,
+}
+
+/// A task that has a socket.
+#[derive(Debug)]
+struct Task {
+    reset: CancellationToken,
+    /// Dropped when the guest is gone.
+    _guest: DropGuard,
+    over: JoinHandle<()>,
+}
+
+/// What that task has beside its socket.
+struct Line {
+    /// Registered until the socket is closed, or the tunnel's.
+    flow: Arc<Flow>,
+    reset: CancellationToken,
+    /// The guest is.
+    gone: CancellationToken,
+    limits: Limits,
+    traffic: Arc<Traffic>,
+    queue: Queue,
+    wanted: Arc<AtomicBool>,
+}
+
+/// A connection on its way from one task to another; reset when it does not get there.
+#[derive(Debug)]
+struct Handed(Option<(TcpStream, Bytes)>);
+
+/// A look at what is queued, again and again, as long as it becomes less.
+struct Queue {
+    ours: SocketAddr,
+    far: SocketAddr,
+    last: Option<u32>,
+    since: Instant,
+    pause: Duration,
 }
 
 /// A body of an exchange, on its way.
 #[derive(Debug)]
 pub(super) struct Relayed {
     body: Incoming,
-    _ending: Arc<Ending>,
+    hold: Hold,
+}
+
+/// What keeps an exchange from being over.
+#[derive(Debug)]
+struct Hold {
+    ending: Arc<Ending>,
+    /// Whether it is the request's, which is over when hyper has written it.
+    out: bool,
 }
 
 /// The account of an exchange, which gets its bytes when it ends: with its last body, because a far
@@ -81,61 +141,84 @@ pub(super) struct Ending {
 }
 
 impl Relay {
+    /// Returns once nothing can leave any more of what was sent before: the far side has it, or its
+    /// connection is reset, because it takes nothing or does not work any more.
+    pub(super) async fn settle(&self, patience: Duration) {
+        let kept = lock(&self.kept).take();
+        if let Some(mut far) = kept
+            && far.rest(patience.min(STUCK)).await
+        {
+            self.keep(far);
+            return;
+        }
+        let task = lock(&self.task).take();
+        if let Some(task) = task {
+            task.reset.cancel();
+            task.end().await;
+        }
+    }
+
     /// The kept connection, if it leads to what was let through, under the policy that let it
-    /// through, and still works.
+    /// through; otherwise it is closed. To be called after [`Relay::settle`].
     pub(super) async fn take(&self, passed: &Passed) -> Option<Far> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut far = kept.filter(|far| {
-            far.target == *passed.permit.target() && Arc::ptr_eq(&far.policy, &passed.policy)
-        })?;
-        far.used = true;
-        matches!(timeout(READY, far.sender.ready()).await, Ok(Ok(()))).then_some(far)
+        let mut far = lock(&self.kept).take()?;
+        if far.target == *passed.permit.target() && Arc::ptr_eq(&far.policy, &passed.policy) {
+            far.used = true;
+            return Some(far);
+        }
+        drop(far);
+        let task = lock(&self.task).take();
+        if let Some(task) = task {
+            task.end().await;
+        }
+        None
     }
 
     /// Keeps a connection for the next request.
     pub(super) fn keep(&self, far: Far) {
-        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(far);
+        *lock(&self.kept) = Some(far);
     }
-}
 
-impl Far {
+    /// Returns once the last connection is closed, which it is when all that was sent has been taken.
+    pub(super) async fn finish(&self) {
+        drop(lock(&self.kept).take());
+        let task = lock(&self.task).take();
+        if let Some(task) = task {
+            task.end().await;
+        }
+    }
+
     /// Speaks HTTP on a connection; it is reset when the guest's is cut.
     pub(super) async fn over(
+        &self,
         dialed: Dialed,
         passed: &Passed,
         guest: &Guest,
-        flow: &Flow,
-    ) -> io::Result<Self> {
+        flow: &Arc<Flow>,
+    ) -> io::Result<Far> {
         let wire = Wire::metered(dialed.stream, guest.meter.clone());
         let traffic = wire.traffic();
-        let (sender, mut connection) = http1::Builder::new()
+        let (sender, connection) = http1::Builder::new()
             .max_header_size(HEAD_BYTES)
             .max_buf_size(BUFFER)
             .handshake(TokioIo::new(wire))
             .await
             .map_err(io::Error::other)?;
-        let (held, idle, quiet) = (flow.hold(), guest.limits.idle, Arc::clone(&traffic));
         let (give, switched) = oneshot::channel();
         let switching = Arc::new(AtomicBool::new(false));
-        let wanted = Arc::clone(&switching);
-        tokio::spawn(async move {
-            let cut = tokio::select! {
-                biased;
-                () = held.cut() => true,
-                // A far side that takes no more may keep it from noticing that the guest is gone.
-                () = quiet.quiet_for(idle) => true,
-                _ = &mut connection => false,
-            };
-            let parts = connection.into_parts();
-            let stream = parts.io.into_inner().into_stream();
-            if cut {
-                refuse::reset(stream);
-            } else if wanted.load(Relaxed) {
-                // Fails only when nobody waits for it any more.
-                let _ = give.send((stream, parts.read_buf));
-            }
-        });
-        Ok(Self {
+        let (reset, gone) = (CancellationToken::new(), CancellationToken::new());
+        let line = Line {
+            flow: Arc::clone(flow),
+            reset: reset.clone(),
+            gone: gone.clone(),
+            limits: guest.limits,
+            traffic: Arc::clone(&traffic),
+            queue: Queue::new(dialed.egress, dialed.remote),
+            wanted: Arc::clone(&switching),
+        };
+        let task = tokio::spawn(line.carry(connection, give));
+        *lock(&self.task) = Some(Task { reset, _guest: gone.drop_guard(), over: task });
+        Ok(Far {
             sender,
             dialed: dialed.remote,
             egress: dialed.egress,
@@ -147,6 +230,127 @@ impl Far {
             switched,
         })
     }
+}
+
+impl Task {
+    async fn end(self) {
+        let Self { reset: _reset, _guest: guest, over } = self;
+        drop(guest);
+        // A panic has closed its socket, too.
+        let _ = over.await;
+    }
+}
+
+impl Line {
+    /// Runs a connection to its end, and keeps its socket until the far side has all that was sent.
+    async fn carry(
+        mut self,
+        mut connection: Connection<TokioIo<Wire>, Relayed>,
+        give: oneshot::Sender<Handed>,
+    ) {
+        let Limits { idle, half_closed, .. } = self.limits;
+        let patience = idle.min(half_closed);
+        let mut stop = pin!(async {
+            tokio::select! {
+                biased;
+                _ = self.flow.cut() => {}
+                () = self.reset.cancelled() => {}
+            }
+        });
+        let whole = tokio::select! {
+            biased;
+            () = &mut stop => false,
+            // A far side that takes no more may keep it from noticing that the guest is gone.
+            () = self.traffic.quiet_for(idle) => false,
+            () = async {
+                self.gone.cancelled().await;
+                self.traffic.quiet_for(patience).await;
+            } => false,
+            ended = &mut connection => ended.is_ok(),
+        };
+        let parts = connection.into_parts();
+        let stream = parts.io.into_inner().into_stream();
+        if whole && self.wanted.load(Relaxed) {
+            // Fails only when nobody waits for it any more.
+            let _ = give.send(Handed(Some((stream, parts.read_buf))));
+        } else {
+            // Our end, if it has not been sent yet. Fails on a connection that is gone.
+            let _ = SockRef::from(&stream).shutdown(Shutdown::Write);
+            let taken = whole
+                && tokio::select! {
+                    biased;
+                    () = &mut stop => false,
+                    taken = self.queue.shrinks_to(1, patience) => taken,
+                };
+            if !taken {
+                refuse::reset(stream);
+            }
+        }
+        self.traffic.end();
+    }
+}
+
+impl Queue {
+    fn new(ours: SocketAddr, far: SocketAddr) -> Self {
+        let [pause, _] = PAUSES;
+        Self { ours, far, last: None, since: Instant::now(), pause }
+    }
+
+    /// Whether no more than this is queued.
+    fn is_down_to(&mut self, most: u32) -> io::Result<bool> {
+        let queued = unacknowledged(self.ours, self.far)?;
+        if self.last != Some(queued) {
+            (self.last, self.since) = (Some(queued), Instant::now());
+        }
+        Ok(queued <= most)
+    }
+
+    /// Whether it comes down to this; not, if the far side takes nothing for as long as that.
+    async fn shrinks_to(&mut self, most: u32, patience: Duration) -> bool {
+        loop {
+            match self.is_down_to(most) {
+                Ok(true) => return true,
+                Ok(false) if self.since.elapsed() < patience => self.wait().await,
+                Ok(false) | Err(_) => return false,
+            }
+        }
+    }
+
+    async fn wait(&mut self) {
+        let [_, longest] = PAUSES;
+        sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(longest);
+    }
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        if let Some((stream, _)) = self.0.take() {
+            refuse::reset(stream);
+        }
+    }
+}
+
+impl Far {
+    /// Whether the last exchange is over and the far side has all that was sent; not, if it takes
+    /// nothing for as long as `patience`, or is not ready for another though it has all.
+    async fn rest(&mut self, patience: Duration) -> bool {
+        let mut queue = Queue::new(self.egress, self.dialed);
+        loop {
+            // Ready first, and written, and then taken: each holds once it does.
+            let ready = match timeout(READY, self.sender.ready()).await {
+                Ok(Ok(())) => true,
+                Ok(Err(_)) => return false,
+                Err(_) => false,
+            };
+            let written = self.traffic.is_written();
+            match queue.is_down_to(0) {
+                Ok(true) if written => return ready,
+                Ok(_) if queue.since.elapsed() < patience => queue.wait().await,
+                Ok(_) | Err(_) => return false,
+            }
+        }
+    }
 
     /// Whether the next request asks for another protocol: the connection is handed over then, if
     /// it ends by the answer.
@@ -156,7 +360,8 @@ impl Far {
 
     /// The connection after the answer that it is no longer HTTP's. None when it was lost.
     pub(super) async fn into_switched(self) -> Option<(TcpStream, Bytes)> {
-        self.switched.await.ok()
+        let mut handed = self.switched.await.ok()?;
+        handed.0.take()
     }
 
     /// A request as it is sent here.
@@ -166,7 +371,9 @@ impl Far {
         body: Incoming,
         ending: &Arc<Ending>,
     ) -> Request<Relayed> {
-        let mut request = Request::from_parts(head, Relayed::new(body, ending));
+        let mut body = Relayed::new(body, ending);
+        body.hold.out = true;
+        let mut request = Request::from_parts(head, body);
         let (traffic, seen) = (Arc::clone(&self.traffic), AtomicUsize::new(0));
         on_informational(&mut request, move |_| {
             if seen.fetch_add(1, Relaxed) == INTERIM {
@@ -213,12 +420,21 @@ impl Drop for Ending {
 
 impl Relayed {
     pub(super) fn new(body: Incoming, ending: &Arc<Ending>) -> Self {
-        Self { body, _ending: Arc::clone(ending) }
+        Self { body, hold: Hold { ending: Arc::clone(ending), out: false } }
     }
 
     /// The body, which is no longer one of its exchange.
     pub(super) fn into_body(self) -> Incoming {
         self.body
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.out {
+            let ending = Arc::clone(&self.ending);
+            self.ending.traffic.keep_until_written(ending);
+        }
     }
 }
 
@@ -230,7 +446,11 @@ impl Body for Relayed {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if self.hold.out && polled.is_ready() {
+            self.hold.ending.traffic.owe();
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
@@ -240,4 +460,9 @@ impl Body for Relayed {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
+}
+
+/// Never held over an await; its values are whole at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

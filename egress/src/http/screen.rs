@@ -106,7 +106,7 @@ impl Screen {
             State::Head(reader) if !self.held.is_empty() => match reader.read(&self.held) {
                 Ok(None) => return Ok(false),
                 Ok(Some(head)) => {
-                    self.notes.lock().read.push_back(Ok(head));
+                    self.notes.read(head);
                     let mut whole = self.held.split_to(head.end.min(self.held.len()));
                     self.passed = whole.split_off(head.blank.min(whole.len())).freeze();
                     match Body::new(head.length) {
@@ -163,6 +163,13 @@ fn unreadable(flaw: Flaw) -> io::Error {
 }
 
 impl Notes {
+    fn read(&self, head: Head) {
+        let mut inner = self.lock();
+        inner.read.push_back(Ok(head));
+        // What was answered before it is not the answer to it.
+        inner.resumed = false;
+    }
+
     /// How the next request is to be taken: what the library made of it must be what was read.
     pub(super) fn compare(&self, head: &Parts, body: &Incoming) -> Result<(), Fault> {
         let read = match self.lock().read.pop_front() {
@@ -180,9 +187,13 @@ impl Notes {
         }
     }
 
-    /// Lets in what waited for the answer to an upgrade: it was no.
+    /// Lets in what waited for the answer to an upgrade: it was no. Not for the answer to a request
+    /// before it, which may come after the upgrade was read.
     pub(super) fn resume(&self) {
         let mut inner = self.lock();
+        if !inner.read.is_empty() {
+            return;
+        }
         inner.resumed = true;
         if let Some(waker) = inner.waker.take() {
             waker.wake();
@@ -309,17 +320,35 @@ mod tests {
         buffer.get(..length).expect("in range").to_vec()
     }
 
+    fn answered(screen: &Screen) {
+        screen.notes().lock().read.pop_front().expect("a request").expect("no flaw");
+        screen.notes().resume();
+    }
+
     #[tokio::test]
     async fn bytes_behind_an_upgrade_are_let_in_only_after_its_answer() {
         let (_guest, mut screen) = reading(&[UPGRADE, PLAIN].concat()).await;
         assert_eq!(next(&mut screen).await, UPGRADE);
         assert!(poll!(Box::pin(next(&mut screen))).is_pending());
-        screen.notes().resume();
+        answered(&screen);
         assert_eq!(next(&mut screen).await, PLAIN);
 
         let (_guest, mut screen) = reading(&[UPGRADE, b"\x81\x00"].concat()).await;
         assert_eq!(next(&mut screen).await, UPGRADE);
         assert_eq!(screen.into_parts().1, &b"\x81\x00"[..], "the tunnel's");
+    }
+
+    #[tokio::test]
+    async fn bytes_behind_an_upgrade_wait_for_its_answer_and_not_for_one_before_it() {
+        let (_guest, mut screen) = reading(&[PLAIN, UPGRADE, PLAIN].concat()).await;
+        assert_eq!(next(&mut screen).await, PLAIN);
+        answered(&screen);
+        assert_eq!(next(&mut screen).await, UPGRADE);
+        assert!(poll!(Box::pin(next(&mut screen))).is_pending(), "the answer is not out");
+        screen.notes().resume();
+        assert!(poll!(Box::pin(next(&mut screen))).is_pending(), "it has not even been asked");
+        answered(&screen);
+        assert_eq!(next(&mut screen).await, PLAIN);
     }
 
     #[tokio::test]

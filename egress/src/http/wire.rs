@@ -1,10 +1,11 @@
-//! A connection under HTTP: gives back what was read before, counts bytes, knows when it was quiet,
-//! and can be made to read no further.
+//! A connection under HTTP: gives back what was read before, counts bytes, knows when it was quiet
+//! and what hyper has yet to write to it, and can be made to read no further.
 
+use std::any::Any;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -33,6 +34,17 @@ pub(super) struct Traffic {
     /// Milliseconds from `start` to the last byte.
     last: AtomicU64,
     stopped: AtomicBool,
+    owed: Mutex<Owed>,
+}
+
+/// What hyper has taken and not written yet.
+#[derive(Debug, Default)]
+struct Owed {
+    some: bool,
+    /// Nothing is written any more.
+    over: bool,
+    /// Dropped when it is written.
+    until: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Wire {
@@ -44,6 +56,7 @@ impl Wire {
             written: AtomicU64::new(0),
             last: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
+            owed: Mutex::default(),
         };
         Self { stream, before, meter: None, traffic: Arc::new(traffic) }
     }
@@ -82,6 +95,44 @@ impl Traffic {
     pub(super) fn add(&self, read: u64, written: u64) {
         self.read.fetch_add(read, Relaxed);
         self.written.fetch_add(written, Relaxed);
+    }
+
+    /// Notes that hyper takes bytes to write: of a body, or what the socket has no room for.
+    pub(super) fn owe(&self) {
+        let mut owed = self.owed();
+        owed.some = !owed.over;
+    }
+
+    /// Whether hyper has written all it has taken. It writes a head before it reads the answer.
+    pub(super) fn is_written(&self) -> bool {
+        !self.owed().some
+    }
+
+    /// Keeps the account of an exchange open until all that hyper has taken is written.
+    pub(super) fn keep_until_written(&self, ending: Arc<dyn Any + Send + Sync>) {
+        let mut owed = self.owed();
+        if owed.some {
+            owed.until = Some(ending);
+        }
+    }
+
+    /// Nothing is written any more.
+    pub(super) fn end(&self) {
+        self.written_all(true);
+    }
+
+    fn written_all(&self, over: bool) {
+        let mut owed = self.owed();
+        owed.some = false;
+        owed.over |= over;
+        let until = owed.until.take();
+        drop(owed);
+        // Records the end of an exchange.
+        drop(until);
+    }
+
+    fn owed(&self) -> MutexGuard<'_, Owed> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the next read fail.
@@ -130,9 +181,8 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let length = ready!(Pin::new(&mut self.stream).poll_write(cx, buf))?;
-        self.wrote(length);
-        Poll::Ready(Ok(length))
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.wrote(polled)
     }
 
     fn poll_write_vectored(
@@ -140,16 +190,17 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let length = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bufs))?;
-        self.wrote(length);
-        Poll::Ready(Ok(length))
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.wrote(polled)
     }
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
     }
 
+    /// Called by hyper only when it has written all it has.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.traffic.written_all(false);
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
@@ -159,8 +210,15 @@ impl AsyncWrite for Wire {
 }
 
 impl Wire {
-    fn wrote(&self, length: usize) {
-        let bytes = self.count(&self.traffic.written, length);
-        self.meter.as_ref().inspect(|meter| meter.sent(bytes));
+    fn wrote(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match &polled {
+            Poll::Ready(Ok(length)) => {
+                let bytes = self.count(&self.traffic.written, *length);
+                self.meter.as_ref().inspect(|meter| meter.sent(bytes));
+            }
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => self.traffic.owe(),
+        }
+        polled
     }
 }

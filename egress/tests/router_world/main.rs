@@ -14,6 +14,7 @@ mod requests;
 mod corpus;
 mod desync;
 mod heads;
+mod leftover;
 mod exchanges;
 mod responses;
 mod trouble;

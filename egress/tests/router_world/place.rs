@@ -307,6 +307,14 @@ impl Place {
         self.within(&["ss", "-Hun", "dst", &self.slot.address().to_string()])
     }
 
+    /// The host's TCP sockets towards an address outside, and whose they are, as `ss` lists them.
+    pub(crate) fn host_sockets(&self, to: Ipv4Addr) -> String {
+        let netns = format!("{}h", self.land.prefix);
+        let command = ["netns", "exec", &netns, "ss", "-Htnp", "dst", &to.to_string()];
+        let out = Command::new("ip").args(command).output().expect("it runs");
+        String::from_utf8(out.stdout).expect("utf-8")
+    }
+
     /// The TCP sockets towards the guest, as `ss` lists them.
     pub(crate) fn sockets(&self) -> String {
         self.within(&["ss", "-Htan", "dst", &self.slot.address().to_string()])

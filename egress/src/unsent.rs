@@ -1,0 +1,92 @@
+//! What the kernel still holds of a TCP connection of ours: sent or not, its far side has not
+//! acknowledged it.
+//!
+//! Asked through the kernel's socket diagnosis (`sock_diag(7)`) by both its addresses, in the
+//! namespace of whoever asks. Only truthful while the caller knows that the connection is its own.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+use netlink_sys::{Socket, SocketAddr as Kernel};
+use nix::errno::Errno;
+use nix::libc::{AF_INET, AF_INET6, NLMSG_ERROR};
+
+use crate::sever::{IDENTITY, about, answers, errno};
+
+/// Where `struct inet_diag_msg` says how much is queued to be sent.
+const QUEUED: usize = 60;
+
+/// Bytes that the far side has not acknowledged; the end of what we send is one. None of a connection
+/// that is gone, of which nothing can leave any more.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub(crate) fn unacknowledged(ours: SocketAddr, far: SocketAddr) -> io::Result<u32> {
+    let mut identity = [0; IDENTITY];
+    let mut fill = |at: usize, bytes: &[u8]| {
+        let room = identity.get_mut(at..at + bytes.len());
+        room.into_iter().for_each(|room| room.copy_from_slice(bytes));
+    };
+    for (address, port_at, at) in [(ours, 0, 4), (far, 2, 20)] {
+        fill(port_at, &address.port().to_be_bytes());
+        match address.ip() {
+            IpAddr::V4(ip) => fill(at, &ip.octets()),
+            IpAddr::V6(ip) => fill(at, &ip.octets()),
+        }
+    }
+    // Whatever its cookie.
+    fill(40, &[0xff; 8]);
+    let family = if far.is_ipv4() { AF_INET } else { AF_INET6 };
+    let socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    socket.connect(&Kernel::new(0, 0))?;
+    socket.send(&about(family, &identity), 0)?;
+    match answers(&socket)?.first() {
+        Some((kind, body)) if i32::from(*kind) == NLMSG_ERROR => match errno(body) {
+            gone if gone == Errno::ENOENT as i32 => Ok(0),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        },
+        Some((_, body)) => {
+            let queued = body.get(QUEUED..).and_then(|rest| rest.first_chunk().copied());
+            queued.map(u32::from_ne_bytes).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        }
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[expect(clippy::disallowed_methods, reason = "to a listener of this test's own")]
+    async fn connected(address: SocketAddr) -> TcpStream {
+        TcpStream::connect(address).await.expect("connected")
+    }
+
+    #[tokio::test]
+    async fn what_a_far_side_has_not_taken_is_told_and_nothing_of_a_connection_that_is_gone() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let mut ours = connected(listener.local_addr().expect("bound")).await;
+        let (mut far, _) = listener.accept().await.expect("accepted");
+        let (here, there) = (ours.local_addr().expect("known"), ours.peer_addr().expect("known"));
+        assert_eq!(unacknowledged(here, there).expect("told"), 0);
+        let full = std::time::Duration::from_millis(200);
+        let mut sent = 0;
+        let block = [0; 1 << 16];
+        while let Ok(written) = tokio::time::timeout(full, ours.write(&block)).await {
+            sent += written.expect("sent");
+        }
+        let queued = unacknowledged(here, there).expect("told");
+        assert!(queued > 0 && usize::try_from(queued).expect("fits") <= sent, "{queued} of {sent}");
+        let mut room = vec![0; sent];
+        far.read_exact(&mut room).await.expect("read");
+        while unacknowledged(here, there).expect("told") > 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        crate::refuse::reset(ours);
+        assert_eq!(unacknowledged(here, there).expect("told"), 0, "gone");
+    }
+}
