@@ -123,7 +123,10 @@ async fn converse(guest: &Guest, flow: &Flow, mut stream: TcpStream, asked: Sock
     let cut = tokio::select! {
         biased;
         _ = flow.cut() => true,
-        served = guest.dns.serve_stream(&mut stream, asked) => served.is_err(),
+        ended = async {
+            let served = guest.dns.serve_stream(&mut stream, asked).await;
+            served.is_err() || !refuse::linger(&mut stream).await
+        } => ended,
     };
     if cut {
         refuse::reset(stream);
@@ -194,7 +197,11 @@ async fn decide(
             open.passed = passed;
             confirmed.map(|()| open)
         }
-        _ => open(guest, flow, passed).await.map(Box::new),
+        // To another place: by now it is judged by that one, and a cut would not reach the first.
+        elsewhere => {
+            drop(elsewhere);
+            open(guest, flow, passed).await.map(Box::new)
+        }
     };
     match open {
         Ok(open) => Ok(Way::Tunnel(open, flight)),

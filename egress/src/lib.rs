@@ -21,6 +21,7 @@ mod stream;
 pub mod tunnel;
 mod dial;
 mod refuse;
+mod closing;
 pub mod framing;
 pub mod sniff;
 pub mod drops;

@@ -17,6 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::closing;
 use crate::sniff;
 
 /// The response header that carries the reason code.
@@ -99,8 +100,9 @@ pub(crate) async fn alert(stream: &mut TcpStream) -> bool {
     matches!(told, Ok(Ok(()))) && linger(stream).await
 }
 
-/// Says that this was the last of our answers and waits for the guest to close: a close of ours with unread bytes would be a
-/// reset, which overtakes the answer. False when it did not close, and must be reset.
+/// Says that this was the last of our answers and waits for the guest to close: a close of ours with
+/// unread bytes would be a reset, which overtakes the answer. False when it did not close, or did not
+/// acknowledge the answer, and must be reset: the kernel would keep what it was not sent.
 pub(crate) async fn linger(stream: &mut TcpStream) -> bool {
     let ended = async {
         stream.shutdown().await?;
@@ -108,7 +110,10 @@ pub(crate) async fn linger(stream: &mut TcpStream) -> bool {
         let mut drained = 0;
         while drained < DRAIN_BYTES {
             match stream.read(&mut waste).await? {
-                0 => return Ok(true),
+                0 => {
+                    closing::acknowledged(stream).await;
+                    return Ok(true);
+                }
                 n => drained += n,
             }
         }

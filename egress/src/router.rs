@@ -298,13 +298,23 @@ impl Shared {
             return Err(Error::EgressAddresses(slot));
         }
         let before = self.watch.before(&self.world).await;
-        match self.raise(attachment).await {
+        let raised = match self.prepare(attachment).await {
             Ok((seat, moved)) => {
-                self.watch.after(&self.world, before, moved).await;
+                // Before it can speak: a policy write misses nothing of it.
                 self.seats().insert(slot, seat);
+                let up = link::up(&self.world, slot).await;
+                up.inspect(|_| fault::at(Point::LinkRaised)).map(|_| moved)
+            }
+            Err(error) => Err(error),
+        };
+        match raised {
+            Ok(moved) => {
+                self.watch.after(&self.world, before, moved).await;
                 Ok(())
             }
             Err(error) => {
+                let seat = self.seats().remove(&slot);
+                seat.inspect(|seat| _ = seat.guest.flows.shut());
                 if let Err(undo) = self.lower(slot).await {
                     tracing::warn!(%slot, error = &undo as &dyn std::error::Error, "undo attach");
                 }
@@ -315,7 +325,7 @@ impl Shared {
 
     /// The fence is in place before the link is up, and so are the sockets that it diverts to. Returns
     /// by how much that moved the generation of the rules, too.
-    async fn raise(&self, attachment: &Attachment) -> Result<(Seat, u32), Error> {
+    async fn prepare(&self, attachment: &Attachment) -> Result<(Seat, u32), Error> {
         let slot = attachment.subject.slot;
         link::prepare(&self.world, slot).await?;
         fault::at(Point::LinkPrepared);
@@ -346,8 +356,6 @@ impl Shared {
         listening.spawn(listen(listener, Arc::clone(&guest)));
         listening.spawn(relay::serve(relayed, Arc::clone(&guest), self.world.clone()));
         fault::at(Point::SocketsOpened);
-        link::up(&self.world, slot).await?;
-        fault::at(Point::LinkRaised);
         let seat = Seat {
             calls: Flows::new(CALLS, guest.meter.clone()),
             guest,

@@ -15,8 +15,9 @@ use bytes::Bytes;
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::closing;
 use crate::limits::Limits;
 use crate::meter::Meter;
 pub use crate::tunnel::pool::Pool;
@@ -36,13 +37,14 @@ pub struct Ended {
 /// What ends a tunnel. All but `Closed` leave both sockets reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Why {
-    /// Both sides said they were done, and all bytes were handed on.
+    /// Both sides said they were done, and have acknowledged all bytes that were for them.
     Closed,
     /// The guest reset the connection, or was lost.
     GuestReset,
     /// The far side reset the connection, or was lost.
     FarReset,
-    /// No byte either way for [`Limits::idle`], or for [`Limits::half_closed`] once a side was done.
+    /// No byte either way for [`Limits::idle`], or for [`Limits::half_closed`] once a side was done;
+    /// or a side did not take the last bytes within that time once both were.
     Idle,
     /// `revoked` came true.
     Revoked,
@@ -89,10 +91,10 @@ pub async fn tunnel(
         meter.received(bytes);
         clock.touch();
     };
-    let why = {
+    let mut revoked = pin!(revoked);
+    let mut why = {
         let mut out = pin!(pump(&guest, &far, first_flight, pool, &count_out));
         let mut back = pin!(pump(&far, &guest, Bytes::new(), pool, &count_in));
-        let mut revoked = pin!(revoked);
         let (mut out_done, mut back_done) = (false, false);
         let (mut guest_lost, mut far_lost) = (false, false);
         loop {
@@ -128,6 +130,19 @@ pub async fn tunnel(
             clock.touch();
         }
     };
+    if why == Why::Closed {
+        // What is still queued is the tunnel's, too: it may be revoked.
+        let delivered = async {
+            closing::acknowledged(&far).await;
+            closing::acknowledged(&guest).await;
+        };
+        why = tokio::select! {
+            biased;
+            () = &mut revoked => Why::Revoked,
+            () = delivered => Why::Closed,
+            () = sleep(limits.idle.min(limits.half_closed)) => Why::Idle,
+        };
+    }
     if why != Why::Closed {
         for stream in [&guest, &far] {
             // Closing then sends a reset and forgets what is queued. Fails only on a dead socket.

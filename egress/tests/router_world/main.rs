@@ -15,6 +15,7 @@ mod corpus;
 mod desync;
 mod heads;
 mod leftover;
+mod endings;
 mod exchanges;
 mod responses;
 mod trouble;

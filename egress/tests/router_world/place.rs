@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
 /// The sandbox's egress address; the host has `.9` first, so that it is not the default choice.
 pub(crate) const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
-/// Where names resolve to, but for `inner.`, `own.` and `second.` ones.
+/// Where names resolve to, but for `inner.`, `nowhere.`, `own.` and `second.` ones.
 pub(crate) const ORIGIN: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
 /// Where `second.` names resolve to.
 pub(crate) const SECOND: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 35);
@@ -34,6 +34,8 @@ pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 9);
 pub(crate) const INNER: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 3);
 /// An address that no name resolves to and no rule names.
 pub(crate) const SINK: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 66);
+/// An address that nobody has, to which `nowhere.` names resolve.
+const NOWHERE: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 77);
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 53);
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -320,6 +322,14 @@ impl Place {
         self.within(&["ss", "-Htan", "dst", &self.slot.address().to_string()])
     }
 
+    /// A command in the guest.
+    pub(crate) fn in_guest(&self, command: &[&str]) {
+        let netns = format!("{}g", self.land.prefix);
+        let out = Command::new("ip").args(["netns", "exec", &netns]).args(command).output();
+        let out = out.expect("it runs");
+        assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+
     fn within(&self, command: &[&str]) -> String {
         let netns = ["netns", "exec", &self.start.netns];
         let out = Command::new("ip").args(netns).args(command).output().expect("it runs");
@@ -365,6 +375,7 @@ async fn name_server(socket: UdpSocket, asked: Arc<Mutex<Vec<String>>>) {
                 "inner" => INNER,
                 "second" => SECOND,
                 "own" => HOST,
+                "nowhere" => NOWHERE,
                 _ => ORIGIN,
             };
             answer.extend(address.octets());

@@ -1,0 +1,174 @@
+//! What is left of a connection after its end: nothing that a cut does not reach or no cap counts.
+//!
+//! A far side that does not read keeps bytes in our kernel, and so does a guest that acknowledges
+//! nothing. Each test is red where a socket is closed and forgotten with bytes still queued on it.
+
+use std::time::{Duration, Instant};
+
+use policy::audit::{Kind, Outcome};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::peers::{Tls, soon};
+use crate::place::{ORIGIN, Place, run};
+
+const RAW: &str = "[[rule]]\nallow = [\"93.184.216.34\"]\nports = [2525]\n";
+/// More than the far side's kernel takes without being read, and less than that and ours do.
+const LENGTH: usize = 220_000;
+/// Drops what a guest is sent with payload, so that it never acknowledges that.
+const DEAF: &str = "add table ip t; add chain ip t i { type filter hook input priority 0; }; \
+    add rule ip t i tcp flags & syn == 0 ip length > 52 drop";
+
+/// What the far side's kernel had when it was let read, and all that came until the end.
+struct Got {
+    held: usize,
+    all: usize,
+}
+
+/// A far side that says at once that it is done, and reads once it is told to.
+fn reader(place: &Place) -> (oneshot::Sender<()>, JoinHandle<Got>) {
+    let listener = place.origin(ORIGIN, 2525);
+    let (go, going) = oneshot::channel();
+    let reader = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("accepted");
+        stream.shutdown().await.expect("half closed");
+        going.await.expect("told");
+        let mut room = vec![0; 2 * LENGTH];
+        let held = stream.peek(&mut room).await.unwrap_or(0);
+        let mut all = 0;
+        while let Ok(n @ 1..) = stream.read(&mut room).await {
+            all += n;
+        }
+        Got { held, all }
+    });
+    (go, reader)
+}
+
+/// A connection of the guest on which both sides have said that they are done.
+async fn done(place: &Place) -> TcpStream {
+    let mut stream = soon(place.dial(ORIGIN, 2525)).await.expect("connected");
+    soon(stream.write_all(&vec![b'x'; LENGTH])).await.expect("sent");
+    stream.shutdown().await.expect("done");
+    assert_eq!(soon(stream.read(&mut [0; 8])).await.expect("the far side's end"), 0);
+    let meter = place.router.meter(place.slot).expect("attached");
+    let all = async {
+        while meter.bytes_out() < LENGTH as u64 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    soon(all).await;
+    stream
+}
+
+#[test]
+fn what_a_finished_tunnel_has_queued_arrives() {
+    run(RAW, async |place| {
+        let (go, reader) = reader(&place);
+        go.send(()).expect("waits");
+        let _guest = done(&place).await;
+        assert_eq!(soon(reader).await.expect("read").all, LENGTH);
+        let closed = place.record(|r| r.outcome == Outcome::Closed).await;
+        assert_eq!((closed.bytes_out, closed.detail), (Some(LENGTH as u64), None));
+    });
+}
+
+/// The positive control of what does not arrive is `what_a_finished_tunnel_has_queued_arrives`.
+#[test]
+fn what_a_finished_tunnel_has_queued_does_not_leave_after_the_write_that_denies_it() {
+    run(RAW, async |place| {
+        let (go, reader) = reader(&place);
+        let _guest = done(&place).await;
+        place.write("", 2);
+        soon(place.rejudge()).await;
+        go.send(()).expect("waits");
+        let Got { held, all } = soon(reader).await.expect("read");
+        assert!(all <= held, "{} bytes left after the write", all - held);
+    });
+}
+
+/// The positive control of what does not arrive is `what_a_finished_tunnel_has_queued_arrives`.
+#[test]
+fn what_a_finished_tunnel_has_queued_does_not_leave_after_the_detach() {
+    run(RAW, async |place| {
+        let (go, reader) = reader(&place);
+        let _guest = done(&place).await;
+        soon(place.router.detach(place.slot)).await.expect("detached");
+        go.send(()).expect("waits");
+        let Got { held, all } = soon(reader).await.expect("read");
+        assert!(all <= held, "{} bytes of a removed guest left", all - held);
+    });
+}
+
+#[test]
+fn a_refused_guest_that_acknowledges_nothing_leaves_no_connection_behind() {
+    run(RAW, async |place| {
+        place.in_guest(&["nft", DEAF]);
+        let tls = Tls::new(&["evil.example.com"]);
+        for _ in 0..8 {
+            let stream = soon(place.dial(ORIGIN, 443)).await.expect("connected");
+            let hello = tls.client(stream, "evil.example.com");
+            let answered = tokio::time::timeout(Duration::from_millis(50), hello).await;
+            assert!(answered.is_err(), "the alert was to be dropped");
+        }
+        for _ in 0..8 {
+            let refused = place.record(|r| r.kind == Kind::Connection).await;
+            assert_eq!(
+                (refused.outcome, refused.protocol.as_deref()),
+                (Outcome::Deny, Some("tls"))
+            );
+        }
+        let meter = place.router.meter(place.slot).expect("attached");
+        let ended = async {
+            while meter.open() > 0 {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(ended).await;
+        assert_eq!(place.sockets(), "", "no cap counts these");
+    });
+}
+
+#[test]
+fn what_we_closed_is_not_kept_for_a_guest_that_acknowledges_nothing() {
+    run(RAW, async |place| {
+        let listener = place.guest_listener(1007);
+        let (ours, theirs) =
+            tokio::join!(soon(place.router.connect(place.slot, 1007)), soon(listener.accept()));
+        let (mut ours, _theirs) = (ours.expect("ours"), theirs.expect("theirs"));
+        place.in_guest(&["nft", DEAF]);
+        ours.write_all(b"last words").await.expect("sent");
+        drop(ours);
+        assert!(place.sockets().contains("FIN-WAIT-1"), "the control: {}", place.sockets());
+        let begun = Instant::now();
+        while place.sockets().contains("FIN-WAIT-1") {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{}", place.sockets());
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
+}
+
+#[test]
+fn what_was_dialled_for_a_silent_guest_is_closed_once_it_names_another_host() {
+    let rules =
+        "[[rule]]\nallow = [\"mail.example.com\", \"nowhere.example.com\"]\nports = [2525]\n";
+    run(rules, async |place| {
+        let listener = place.origin(ORIGIN, 2525);
+        crate::ask(&place, [169, 254, 100, 1].into(), "mail.example.com").await;
+        let stream = soon(place.dial(ORIGIN, 2525)).await.expect("connected");
+        let (mut far, _) = soon(listener.accept()).await.expect("dialled");
+        let tls = Tls::new(&["nowhere.example.com"]);
+        let mut guest = std::pin::pin!(tls.client(stream, "nowhere.example.com"));
+        let mut word = [0; 8];
+        let end = tokio::select! {
+            end = soon(far.read(&mut word)) => end.expect("an ordinary end"),
+            told = &mut guest => panic!("{:?}", told.err()),
+        };
+        assert_eq!(end, 0);
+        // Nobody answers at the other host, which takes the kernel three seconds to find out.
+        let told = tokio::time::timeout(Duration::from_millis(500), &mut guest).await;
+        assert!(told.is_err(), "it was open while the other host was dialled");
+    });
+}
