@@ -274,8 +274,10 @@ impl Line {
             // Fails only when nobody waits for it any more.
             let _ = give.send(Handed(Some((stream, parts.read_buf))));
         } else {
-            // Our end, if it has not been sent yet. Fails on a connection that is gone.
-            let _ = SockRef::from(&stream).shutdown(Shutdown::Write);
+            if whole {
+                // Our end, if it has not been sent yet. Fails on a connection that is gone.
+                let _ = SockRef::from(&stream).shutdown(Shutdown::Write);
+            }
             let taken = whole
                 && tokio::select! {
                     biased;
