@@ -14,8 +14,10 @@ use world::World;
 /// pass within a time is none for an emulated machine.
 const ELSEWHERE: &[&str] = &[
     "desync::",
+    "endings::",
     "exchanges::",
     "heads::",
+    "leftover::",
     "requests::",
     "responses::",
     "upgrades::",
