@@ -1,7 +1,8 @@
 //! The end of a TCP connection of ours: when the kernel has nothing of it left to send.
 //!
 //! A socket that is dropped earlier lives on in the kernel without an owner: no cut reaches it, no cap
-//! counts it, and what is queued on it still leaves.
+//! counts it, and what is queued on it still leaves. Of a connection that goes on, `unsent` tells what is
+//! queued; it asks the host's world only, and so nothing of a guest's side.
 
 use std::time::Duration;
 

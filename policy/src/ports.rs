@@ -1,7 +1,7 @@
 //! For a question: the port that decides it when 443 and 80 do not.
 //!
 //! Rules name up to 32 ranges each, and many rules may stand over one name: trying every port would be
-//! quadratic in what a tenant writes. This passes over all ranges once, in order.
+//! quadratic in what a tenant writes. This passes over all ranges once, in order. Pure; never decides.
 
 use crate::compile::LayerIndex;
 use crate::document::{Effect, Layer, Protocol};

@@ -1,4 +1,5 @@
 //! What is missing in the audit, told in its place: how many records, of what outcome, over how long.
+//! Never more than these numbers for each owner, however much is lost.
 
 use std::time::SystemTime;
 

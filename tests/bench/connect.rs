@@ -69,16 +69,7 @@ fn load_all(
     hello: &[u8],
     span: Duration,
 ) -> Vec<f64> {
-    std::thread::scope(|scope| {
-        let loads: Vec<_> = machines
-            .iter()
-            .zip(slots)
-            .map(|(machine, slot)| {
-                scope.spawn(|| machine.netns.run(|| load_one(way, *slot, hello, span)))
-            })
-            .collect();
-        loads.into_iter().flat_map(|load| load.join().expect("a load")).collect()
-    })
+    load::everywhere(machines, slots, |slot| load_one(way, slot, hello, span))
 }
 
 fn load_one(way: &Way, slot: Slot, hello: &[u8], span: Duration) -> Vec<f64> {

@@ -12,6 +12,7 @@ use world::client::query;
 use world::poll::eventually;
 
 use crate::gauge;
+use crate::load;
 use crate::machine::Machine;
 use crate::report::{Better, Goal, Row, keep, quantile};
 use crate::stage::{Peer, Stage, UPSTREAM};
@@ -90,7 +91,7 @@ pub(crate) fn run(rounds: usize) {
                 let before = gauge::cpu(server.pid);
                 let span = if round == 0 { SPAN / 6 } else { SPAN };
                 let span = if forwarded { span / 3 } else { span };
-                let took = load(server, machines, &slots, span, &next);
+                let took = ask_all(server, machines, &slots, span, &next);
                 let cpu = (gauge::cpu(server.pid) - before).as_secs_f64();
                 // The first is to warm up.
                 if round > 0 {
@@ -128,37 +129,27 @@ fn figures(what: &str, servers: &[Server], samples: &[Samples]) -> Vec<Row> {
 }
 
 /// Microseconds of each question.
-fn load(
+fn ask_all(
     server: &Server,
     machines: &[Machine],
     slots: &[Slot],
     span: Duration,
     next: &(impl Fn(u32) -> u32 + Sync),
 ) -> Vec<f64> {
-    std::thread::scope(|scope| {
-        let loads: Vec<_> = machines
-            .iter()
-            .zip(slots)
-            .map(|(machine, slot)| {
-                let one = move || {
-                    let socket = socket(server, Some(*slot));
-                    let (start, mut took) = (Instant::now(), Vec::new());
-                    let mut due = start;
-                    while due < start + span {
-                        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                        let count = u32::try_from(took.len()).unwrap_or(0);
-                        let asked = Instant::now();
-                        let n = next(count);
-                        assert!(ask(&socket, n), "{} does not answer {}", server.name, name(n));
-                        took.push(asked.elapsed().as_secs_f64() * 1e6);
-                        due = (due + PACE).max(Instant::now());
-                    }
-                    took
-                };
-                scope.spawn(move || machine.netns.run(one))
-            })
-            .collect();
-        loads.into_iter().flat_map(|load| load.join().expect("a load")).collect()
+    load::everywhere(machines, slots, |slot| {
+        let socket = socket(server, Some(slot));
+        let (start, mut took) = (Instant::now(), Vec::new());
+        let mut due = start;
+        while due < start + span {
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            let count = u32::try_from(took.len()).unwrap_or(0);
+            let asked = Instant::now();
+            let n = next(count);
+            assert!(ask(&socket, n), "{} does not answer {}", server.name, name(n));
+            took.push(asked.elapsed().as_secs_f64() * 1e6);
+            due = (due + PACE).max(Instant::now());
+        }
+        took
     })
 }
 

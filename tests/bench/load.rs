@@ -5,8 +5,10 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use policy::Slot;
 use world::client::{PATIENT, connect};
 
+use crate::machine::Machine;
 use crate::origin::{DOWN, HOLD, UP};
 
 /// A connection whose name is judged, and how long its first byte took from the SYN on.
@@ -59,4 +61,20 @@ pub(crate) fn hold(to: SocketAddr, hello: &[u8], number: u64) -> io::Result<TcpS
 
 fn say(stream: &mut TcpStream, verb: u8, number: u64) -> io::Result<()> {
     stream.write_all(&[&[verb][..], &number.to_be_bytes()].concat())
+}
+
+/// What each machine's load gives, all at the same time, each in its own namespace.
+pub(crate) fn everywhere(
+    machines: &[Machine],
+    slots: &[Slot],
+    one: impl Fn(Slot) -> Vec<f64> + Sync,
+) -> Vec<f64> {
+    std::thread::scope(|scope| {
+        let loads: Vec<_> = machines
+            .iter()
+            .zip(slots)
+            .map(|(machine, slot)| scope.spawn(|| machine.netns.run(|| one(*slot))))
+            .collect();
+        loads.into_iter().flat_map(|load| load.join().expect("a load")).collect()
+    })
 }

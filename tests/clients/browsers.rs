@@ -7,7 +7,7 @@ use crate::guest::{Program, lab};
 use crate::programs::serve_wheels;
 
 /// Fetches `URL` as `BROWSER`, where the guest installed curl-cffi.
-const FETCH: &str = "PYTHONPATH=/root/cffi python3 -c 'from curl_cffi import requests; \
+const FETCH: &str = "PYTHONPATH=/opt/cffi python3 -c 'from curl_cffi import requests; \
     r = requests.get(\"https://HOST/from-a-browser\", impersonate=\"BROWSER\", \
     verify=\"/etc/ssl/certs/world.pem\"); print(r.status_code, r.text)'";
 
@@ -37,9 +37,9 @@ fn install() {
     let lab = lab();
     serve_wheels(lab);
     let line = format!(
-        "[ -d /root/cffi/curl_cffi ] || pip install -q --no-cache-dir --disable-pip-version-check \
+        "[ -d /opt/cffi/curl_cffi ] || pip install -q --no-cache-dir --disable-pip-version-check \
          --cert /etc/ssl/certs/world.pem \
-         --target /root/cffi --index-url https://{}/simple/ curl-cffi",
+         --target /opt/cffi --index-url https://{}/simple/ curl-cffi",
         lab.index.name
     );
     let _turn = lab.turn();
@@ -57,7 +57,7 @@ fn holds(browser: &str) -> Ran {
         port: 443,
     };
     program.holds(lab(), &lab().api);
-    let look = format!("PYTHONPATH=/root/cffi python3 - {browser}");
+    let look = format!("PYTHONPATH=/opt/cffi python3 - {browser}");
     lab().machine.feed(&look, LOOK.as_bytes()).ok()
 }
 

@@ -88,7 +88,7 @@ impl Lab {
             port::POSTGRES,
         );
         let machine = Machine::boot(world, &policy);
-        machine.feed("umask 077; cat > /root/key", key.as_bytes()).ok();
+        machine.feed("umask 077; cat > /opt/key", key.as_bytes()).ok();
         let www = |name: &str| machine.world.dir().join("www").join(name);
         repository(&www("forge").join("repository.git"), README);
         machine.world.origin.serve_files(&forge.name, www("forge"));

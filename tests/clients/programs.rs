@@ -40,8 +40,8 @@ fn curl_with_http_2() {
 #[test]
 fn git_over_https() {
     let program = Program {
-        line: "rm -rf /root/clone && git clone -q https://HOST/repository.git /root/clone && \
-               cat /root/clone/README",
+        line: "rm -rf /opt/clone && git clone -q https://HOST/repository.git /opt/clone && \
+               cat /opt/clone/README",
         says: README,
         unknown: "Could not resolve host",
         refused: "Access was denied",
@@ -54,9 +54,9 @@ fn git_over_https() {
 #[test]
 fn git_over_ssh() {
     let program = Program {
-        line: "rm -rf /root/clone && export GIT_SSH_COMMAND='ssh -i /root/key \
+        line: "rm -rf /opt/clone && export GIT_SSH_COMMAND='ssh -i /opt/key \
                -o StrictHostKeyChecking=accept-new' && \
-               git clone -q ssh://root@HOST/srv/repository.git /root/clone && cat /root/clone/README",
+               git clone -q ssh://root@HOST/srv/repository.git /opt/clone && cat /opt/clone/README",
         says: README,
         unknown: "Could not resolve hostname",
         refused: "onnection reset by",
@@ -70,8 +70,8 @@ fn git_over_ssh() {
 fn pip_installs_from_an_index() {
     serve_wheels(lab());
     let program = Program {
-        line: "rm -rf /root/pip && pip install --no-cache-dir --disable-pip-version-check --retries 1 \
-               --cert /etc/ssl/certs/world.pem --target /root/pip --index-url https://HOST/simple/ pycparser",
+        line: "rm -rf /opt/pip && pip install --no-cache-dir --disable-pip-version-check --retries 1 \
+               --cert /etc/ssl/certs/world.pem --target /opt/pip --index-url https://HOST/simple/ pycparser",
         says: "Successfully installed pycparser",
         unknown: "ame or service not known",
         refused: "ACCESS_DENIED",
@@ -85,10 +85,10 @@ fn pip_installs_from_an_index() {
 fn npm_installs_from_a_registry() {
     serve_packages(lab());
     let program = Program {
-        line: "rm -rf /root/npm && mkdir /root/npm && cd /root/npm && \
+        line: "rm -rf /opt/npm && mkdir /opt/npm && cd /opt/npm && \
                export NODE_EXTRA_CA_CERTS=/etc/ssl/certs/world.pem && \
                npm install --no-audit --no-fund --no-update-notifier --fetch-retries 0 \
-               --cache /root/npm/cache --registry https://HOST/ greeting && node -p 'require(\"greeting\")'",
+               --cache /opt/npm/cache --registry https://HOST/ greeting && node -p 'require(\"greeting\")'",
         says: "hello from a dependency",
         unknown: "ENOTFOUND",
         refused: "access denied",
@@ -102,8 +102,8 @@ fn npm_installs_from_a_registry() {
 fn apt_updates_and_installs_from_a_mirror() {
     serve_mirror(lab());
     let program = Program {
-        line: "echo 'deb [trusted=yes] http://HOST/ ./' >/root/apt.list && \
-               set -- -o Dir::Etc::SourceList=/root/apt.list -o Dir::Etc::SourceParts=/dev/null && \
+        line: "echo 'deb [trusted=yes] http://HOST/ ./' >/opt/apt.list && \
+               set -- -o Dir::Etc::SourceList=/opt/apt.list -o Dir::Etc::SourceParts=/dev/null && \
                apt-get \"$@\" -o APT::Update::Error-Mode=any update && \
                apt-get \"$@\" install -y greeting && cat /opt/greeting",
         says: "hello from a package",

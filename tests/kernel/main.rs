@@ -41,11 +41,11 @@ fn the_fence_and_the_router_hold_on_the_kernel_of_debian_12() {
     for (name, skipped) in [("fence_world", &[][..]), ("router_world", ELSEWHERE)] {
         let program = stripped(&newest(name), world.dir());
         let bytes = std::fs::read(&program).expect("the program");
-        let put = format!("cat > /root/{name} && chmod +x /root/{name}");
+        let put = format!("cat > /opt/{name} && chmod +x /opt/{name}");
         let words = ["exec", &lab, "--", "sh", "-c", &put];
         world.daemon().cli_with_input(&words, &bytes).ok();
         let skipped: String = skipped.iter().map(|part| format!(" --skip {part}")).collect();
-        let ran = shell(&format!("cd /root && ./{name} --test-threads=2{skipped}"));
+        let ran = shell(&format!("cd /opt && ./{name} --test-threads=2{skipped}"));
         assert_eq!(ran.code, 0, "{name} on {release}{}\n{}", ran.stdout, ran.stderr);
         let told = ran.stdout.lines().rfind(|line| line.starts_with("test result: ok."));
         let passed = told.and_then(|line| line.split_whitespace().nth(3)?.parse::<u32>().ok());

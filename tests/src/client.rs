@@ -118,6 +118,13 @@ pub fn has_head(bytes: &[u8]) -> bool {
     bytes.windows(4).any(|four| four == b"\r\n\r\n")
 }
 
+/// Whether a TLS server has begun to answer a hello: with a handshake record (RFC 8446 section 5.1,
+/// type 22), and not with an alert.
+#[must_use]
+pub fn has_handshake(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&22)
+}
+
 fn refused(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
 }

@@ -39,25 +39,41 @@ fn control_records(world: &World, text: &str) -> usize {
     world.records("kind=control").iter().filter(says).count()
 }
 
-/// Waits until the rules are what they were, and somebody was told.
-fn mended(world: &World, before: &str, guest: &Guest<'_>, whose: Option<&str>) {
-    let lines = |text: &str| {
-        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        lines.sort_unstable();
-        lines
-    };
-    eventually("the rules are what they were", PATIENT, || {
-        (lines(&listed(world)) == lines(before)).then_some(())
-    });
-    eventually("the audit says so", PATIENT, || {
-        let query = whose.map_or_else(String::new, |name| format!("sandbox={name}"));
-        let told = |record: &serde_json::Value| {
+/// The rules, and how often the audit says of a sandbox, or of what all share, that they were changed.
+struct Before<'a> {
+    world: &'a World,
+    rules: String,
+    whose: Option<&'a str>,
+    told: usize,
+}
+
+impl<'a> Before<'a> {
+    fn of(world: &'a World, whose: Option<&'a str>) -> Self {
+        Self { world, rules: listed(world), whose, told: Self::told(world, whose) }
+    }
+
+    fn told(world: &World, whose: Option<&str>) -> usize {
+        let told = |record: &&serde_json::Value| {
             let detail = record["detail"].as_str().unwrap_or_default();
-            record["kind"] == "control" && detail.contains("the fence was changed")
+            record["sandbox"].as_str() == whose && detail.contains("the fence was changed")
         };
-        world.records(&query).iter().any(told).then_some(())
-    });
-    guest.curl(&["-m", "1", "https://wakes-the-neighbour.example/"]);
+        world.records("kind=control").iter().filter(told).count()
+    }
+
+    /// Waits until the rules are what they were, and the audit says so once more.
+    fn comes_back(&self) {
+        let lines = |text: &str| {
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            lines.sort_unstable();
+            lines
+        };
+        eventually("the rules are what they were", PATIENT, || {
+            (lines(&listed(self.world)) == lines(&self.rules)).then_some(())
+        });
+        eventually("the audit says so", PATIENT, || {
+            (Self::told(self.world, self.whose) > self.told).then_some(())
+        });
+    }
 }
 
 /// Promise 51. Attack B16. `nft flush ruleset` closes the node for a moment; then the rules are back.
@@ -69,10 +85,10 @@ fn a_flushed_fence_is_noticed_and_put_up_again() {
     guest.reaches(&api);
     let mut open = guest.run(|| client::connect(api.at(80), PATIENT).expect("connect"));
     for _ in 0..2 {
-        let before = listed(&world);
-        assert!(before.contains("inet postern"), "control: {before}");
+        let before = [Some(&*guest.name), None].map(|whose| Before::of(&world, whose));
+        assert!(before[0].rules.contains("inet postern"), "control: {}", before[0].rules);
         nft(&world.taps, "flush ruleset");
-        mended(&world, &before, &guest, Some(&guest.name));
+        before.iter().for_each(Before::comes_back);
         guest.reaches(&api);
         let hello = client::client_hello(&world.authority, &sink.name);
         let reply = guest.run(|| client::exchange(sink.at(443), &[&hello], PATIENT));
@@ -95,8 +111,9 @@ fn a_rule_put_into_a_guests_fence_is_taken_out_again() {
     let world = World::new();
     let api = world.site("api");
     let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
-    let before = listed(&world);
+    let before = Before::of(&world, Some(&guest.name));
     let chain = before
+        .rules
         .lines()
         .scan("", |table, line| {
             *table = line.strip_prefix("table ").unwrap_or(table);
@@ -107,10 +124,10 @@ fn a_rule_put_into_a_guests_fence_is_taken_out_again() {
             let of_guest = name.contains(&guest.slot.number().to_string());
             of_guest.then(|| format!("{} {name}", table.trim_end_matches(" {")))
         })
-        .unwrap_or_else(|| panic!("no chain of {}: {before}", guest.slot));
+        .unwrap_or_else(|| panic!("no chain of {}: {}", guest.slot, before.rules));
     nft(&world.taps, &format!("insert rule {chain} accept"));
-    assert!(listed(&world) != before, "control");
-    mended(&world, &before, &guest, Some(&guest.name));
+    assert!(listed(&world) != before.rules, "control");
+    before.comes_back();
     guest.reaches(&api);
     other.reaches(&api);
 }
@@ -122,18 +139,11 @@ fn a_table_that_somebody_made_dormant_is_woken() {
     let (api, sink) = (world.site("api"), world.attacker());
     let guest = world.guest(&allow(&[&api]));
     guest.reaches(&api);
-    let before = listed(&world);
-    let of_guests = before.lines().find_map(|line| {
-        line.strip_prefix("table netdev ").and_then(|rest| rest.strip_suffix(" {"))
-    });
-    let of_guests = of_guests.expect("a table of guests");
-    for table in [format!("netdev {of_guests}"), "inet postern".to_owned()] {
-        let started = control_records(&world, "the fence was changed");
+    let table = table_of(&world, &guest);
+    for (table, whose) in [(&*table, Some(&*guest.name)), ("inet postern", None)] {
+        let before = Before::of(&world, whose);
         nft(&world.taps, &format!("add table {table} {{ flags dormant; }}"));
-        eventually("the audit says so", PATIENT, || {
-            (control_records(&world, "the fence was changed") > started).then_some(())
-        });
-        mended(&world, &before, &guest, None);
+        before.comes_back();
         guest.reaches(&api);
         let hello = client::client_hello(&world.authority, &sink.name);
         let reply = guest.run(|| client::exchange(sink.at(443), &[&hello], PATIENT));
@@ -195,13 +205,13 @@ fn a_guests_fence_is_mended_while_the_policy_route_cannot_be() {
     let api = world.site("api");
     let guest = world.guest(&allow(&[&api]));
     guest.reaches(&api);
-    let before = listed(&world);
+    let before = Before::of(&world, Some(&guest.name));
     let (table, tap) = (table_of(&world, &guest), format!("pt{}", guest.slot.number()));
     // The route needs the loopback.
     world.taps.ip("link set lo down");
     world.taps.ip("route flush table 100");
     nft(&world.taps, &format!("insert rule {table} guest_{tap} accept"));
-    mended(&world, &before, &guest, Some(&guest.name));
+    before.comes_back();
     world.taps.ip("link set lo up");
     eventually("it works again", PATIENT, || {
         let url = format!("https://{}/", api.name);

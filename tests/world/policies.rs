@@ -221,7 +221,10 @@ fn explain_says_what_happens() {
         let told = world.api("POST", &path, &["--json", &question]);
         assert_eq!(told.json["allowed"], json!(allowed), "{}", told.text);
         let hello = client::client_hello(&world.authority, &site.name);
-        let reply = guest.run(|| client::exchange(site.at(443), &[&hello], AT_ONCE));
+        let reply = guest.run(|| {
+            client::exchange_until(site.at(443), &[&hello], PATIENT, client::has_handshake)
+        });
+        assert_eq!(client::has_handshake(&reply.bytes), allowed, "{reply:?}");
         assert_eq!(reply.alert().is_none(), allowed, "{reply:?}");
     }
 }

@@ -11,10 +11,10 @@ use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use policy::Host;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 
-use crate::upstream::{Said, Upstream, address, alias};
+use crate::upstream::{Said, Upstream, address, alias, bound};
 use crate::world::{POLICY, extended, resolver_at, told, world_at};
 
 /// Longer than the lookup's own time (2 s), on a busy machine.
@@ -42,12 +42,7 @@ impl Raw {
         udp_says: impl Fn(&[u8]) -> Volley + Send + 'static,
         tcp_says: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
-        let (udp, tcp) = loop {
-            let udp = UdpSocket::bind("127.0.0.1:0").await.expect("udp");
-            if let Ok(tcp) = TcpListener::bind(udp.local_addr().expect("address")).await {
-                break (Arc::new(udp), tcp);
-            }
-        };
+        let (udp, tcp) = bound().await;
         let address = udp.local_addr().expect("address");
         let (datagrams, streams) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         let (udp_count, tcp_count) = (datagrams.clone(), streams.clone());

@@ -59,18 +59,23 @@ pub(crate) struct Upstream {
     _serving: JoinSet<()>,
 }
 
+/// Sockets for both transports, on one port.
+pub(crate) async fn bound() -> (Arc<UdpSocket>, TcpListener) {
+    loop {
+        let udp = UdpSocket::bind("127.0.0.1:0").await.expect("udp");
+        if let Ok(tcp) = TcpListener::bind(udp.local_addr().expect("address")).await {
+            return (Arc::new(udp), tcp);
+        }
+    }
+}
+
 impl Upstream {
     /// Starts a server that answers with `say`, which sees the question in lower case; the answer
     /// repeats it as it came.
     pub(crate) async fn start(
         say: impl Fn(&Query) -> Said + Clone + Send + Sync + 'static,
     ) -> Self {
-        let (udp, tcp) = loop {
-            let udp = UdpSocket::bind("127.0.0.1:0").await.expect("udp");
-            if let Ok(tcp) = TcpListener::bind(udp.local_addr().expect("address")).await {
-                break (Arc::new(udp), tcp);
-            }
-        };
+        let (udp, tcp) = bound().await;
         let address = udp.local_addr().expect("address");
         let asked = Asked::default();
         let mut serving = JoinSet::new();
