@@ -32,29 +32,28 @@ for pair in $wanted; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
 
-# The peers of the benches are started by those alone, not as services of this machine.
-stay=/usr/sbin/policy-rc.d
-if [ "$1" = bench ]; then
-  [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || missing+=(libnginx-mod-stream)
-  if [ ${#missing[@]} -gt 0 ] && [ ! -e "$stay" ]; then
-    trap 'rm -f "$stay"' EXIT
-    printf '#!/bin/sh\nexit 101\n' >"$stay"
-    chmod 755 "$stay"
-  fi
+if [ "$1" = bench ] && [ ! -e /usr/lib/nginx/modules/ngx_stream_module.so ]; then
+  missing+=(libnginx-mod-stream)
 fi
 
 if [ ${#missing[@]} -gt 0 ]; then
   say "installing ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
+  # Servers that tests and benches start by themselves are not to serve this machine, now or at boot.
+  stay=/usr/sbin/policy-rc.d
+  if [ ! -e "$stay" ]; then
+    trap 'rm -f "$stay"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$stay"
+    chmod 755 "$stay"
+  fi
   apt-get -qq update
   # A qemu-utils from another release keeps this release's qemu away: then both come from this one.
   apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null ||
     apt-get -qq install -y --no-install-recommends --allow-downgrades "${missing[@]}" \
       "qemu-utils/$(. /etc/os-release && echo "$VERSION_CODENAME")" >/dev/null ||
     die "apt-get could not install ${missing[*]}"
-  # Servers that the tests start in namespaces of their own are not to serve this machine.
-  for unit in nginx haproxy; do
-    [[ " ${missing[*]} " != *" $unit"* ]] || systemctl disable -q --now "$unit" 2>/dev/null || true
+  for unit in nginx haproxy sniproxy unbound dnsdist; do
+    [[ " ${missing[*]} " != *" $unit"* ]] || systemctl disable -q "$unit" 2>/dev/null || true
   done
 fi
 

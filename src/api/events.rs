@@ -42,8 +42,8 @@ const KEYS: &[&str] = &[
         ("sandbox" = Option<String>, Query, description = "Of this sandbox."),
         ("tenant" = Option<String>, Query, description = "Of this tenant."),
         ("code" = Option<String>, Query, description = "With this reason, e.g. `no-rule`."),
-        ("outcome" = Option<String>, Query, description = "`allow`, `deny`, `fail` or `closed`."),
-        ("kind" = Option<String>, Query, description = "`dns`, `connection`, `request`, `frame` or `control`."),
+        ("outcome" = Option<String>, Query, description = "`allow`, `observe`, `deny`, `fail` or `closed`."),
+        ("kind" = Option<String>, Query, description = "`dns`, `connection`, `request`, `frame`, `control` or `gap`."),
         ("name" = Option<String>, Query, description = "About this host name."),
         ("egress" = Option<String>, Query, description = "That left from this address, or address and port."),
     ),
@@ -102,7 +102,7 @@ impl Asked {
                     filter.outcome = Some(choice::<Outcome>(&key, &value, known)?);
                 }
                 "kind" => {
-                    let known = ["dns", "connection", "request", "frame", "control"];
+                    let known = ["dns", "connection", "request", "frame", "control", "gap"];
                     filter.kind = Some(choice::<RecordKind>(&key, &value, known)?);
                 }
                 "name" => filter.name = Some(value.to_lowercase()),

@@ -22,10 +22,10 @@ pub(crate) struct Events {
     /// With this reason, e.g. no-rule.
     #[arg(long)]
     code: Option<String>,
-    /// allow, deny, fail or closed.
+    /// allow, observe, deny, fail or closed.
     #[arg(long)]
     outcome: Option<String>,
-    /// dns, connection, request, frame or control.
+    /// dns, connection, request, frame, control or gap.
     #[arg(long)]
     kind: Option<String>,
     /// About this host name.
