@@ -10,6 +10,7 @@ use policy::Slot;
 use policy::net::{GATEWAY_IP, GUEST_IP, GUEST_MAC, GUEST_PREFIX};
 use serde_json::Value;
 
+use crate::client;
 use crate::daemon::{Answer, Ran};
 use crate::netns::Netns;
 use crate::pump::Pump;
@@ -122,6 +123,11 @@ impl<'w> Guest<'w> {
     /// Runs `act` as a program in the guest.
     pub fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         self.netns.run(act)
+    }
+
+    /// The same for what is done [`client::at_once`].
+    pub fn at_once<T: Send>(&self, act: impl Fn() -> T + Sync) -> T {
+        client::at_once(|| self.run(&act))
     }
 
     /// A command in the guest.

@@ -99,8 +99,7 @@ fn an_address_goes_out_by_a_rule_that_names_the_address() {
         stream.read_exact(&mut reply).map(|()| reply)
     });
     assert_eq!(&reply.expect("an echo"), b"hello\r\n");
-    let refused =
-        guest.run(|| client::exchange(other.at(port::ECHO), &[b"hello\r\n"], client::AT_ONCE));
+    let refused = guest.run(|| client::exchange(other.at(port::ECHO), &[b"hello\r\n"], PATIENT));
     assert_eq!(refused.end, End::Reset);
     assert_eq!(world.sent_to(other.ip), []);
 }

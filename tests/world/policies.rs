@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::json;
-use world::client::{self, AT_ONCE, End, PATIENT};
+use world::client::{self, End, PATIENT};
 use world::origin::port;
 use world::poll::eventually;
 use world::{Guest, Site, World, allow};
@@ -40,7 +40,7 @@ fn a_tightened_policy_cuts_the_open_flow_it_denies_and_no_other() {
     let tighter = guest.set_policy(&allow_echo(&kept));
     assert_eq!(tighter.json["checked"], 2, "{}", tighter.text);
     assert_eq!(tighter.json["cut"], 1, "{}", tighter.text);
-    let end = client::read_to_end(&mut other, &mut Vec::new(), AT_ONCE);
+    let end = client::read_to_end(&mut other, &mut Vec::new(), PATIENT);
     assert_eq!(end, End::Reset);
     assert!(echoes(&mut one));
     guest.event(&[("kind", "connection"), ("code", "policy-changed")]);
@@ -122,7 +122,7 @@ fn nothing_slips_through_while_a_policy_is_written() {
             scope.spawn(move || {
                 while busy.load(Ordering::Relaxed) {
                     let some = |reply: &[u8]| !reply.is_empty();
-                    let reply = guest.run(|| client::exchange_until(*to, &[words], AT_ONCE, some));
+                    let reply = guest.run(|| client::exchange_until(*to, &[words], PATIENT, some));
                     let refused = reply.alert().is_some() || reply.text().contains("postern-deny");
                     let through = !refused && !reply.bytes.is_empty();
                     passed.fetch_add(usize::from(through), Ordering::Relaxed);

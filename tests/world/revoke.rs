@@ -10,7 +10,7 @@ use hickory_proto::rr::RecordType;
 use policy::net::GATEWAY_IP;
 use rustls::ClientConnection;
 use serde_json::json;
-use world::client::{self, AT_ONCE, End, PATIENT};
+use world::client::{self, End, PATIENT};
 use world::origin::{self, port};
 use world::{Guest, Site, World};
 
@@ -168,7 +168,7 @@ impl Open {
     /// Whether the guest finds it reset, without any byte that was not there before.
     fn is_reset(&mut self) -> bool {
         let mut rest = Vec::new();
-        client::read_to_end(&mut self.stream, &mut rest, AT_ONCE) == End::Reset
+        client::read_to_end(&mut self.stream, &mut rest, PATIENT) == End::Reset
     }
 }
 
@@ -415,7 +415,7 @@ fn a_write_that_the_journal_refuses_changes_nothing_and_is_told() {
         open.goes_on().expect("the old policy is whole");
     }
     let hello = client::client_hello(&world.authority, &other.name);
-    let reply = guest.run(|| client::exchange(other.at(443), &[&hello], AT_ONCE));
+    let reply = guest.run(|| client::exchange(other.at(443), &[&hello], PATIENT));
     assert!(reply.alert().is_some(), "{reply:?}");
     assert_eq!(world.sent_to(other.ip), []);
     journal.execute_batch("DROP TRIGGER full").expect("room again");
