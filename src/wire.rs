@@ -213,7 +213,8 @@ pub struct Change {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Question {
-    /// `https://host/path`, `http://host/path`, `host:port` or `address:port`.
+    /// `https://host/path`, `http://host/path`, `ws://host/path` (a WebSocket), `host:port` or
+    /// `address:port`.
     #[schema(example = "https://api.github.com/")]
     pub destination: String,
     /// Request method; `GET` if none is given.

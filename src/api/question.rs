@@ -19,22 +19,27 @@ pub(crate) fn explained(
 ) -> Result<Explained, Problem> {
     let bad = |message: &str| {
         Problem::invalid("destination", &asked.destination, message)
-            .fix("write `https://host/path`, `http://host/path`, `host:port` or `address:port`")
+            .fix("write `https://host/path`, `http://host/path`, `ws://host/path`, `host:port` or `address:port`")
     };
     let (scheme, rest) = match asked.destination.split_once("://") {
-        Some((scheme @ ("http" | "https"), rest)) => (Some(scheme), rest),
+        Some((scheme @ ("http" | "https" | "ws" | "wss"), rest)) => (Some(scheme), rest),
         Some(_) => return Err(bad("has an unknown scheme")),
         None => (None, asked.destination.as_str()),
     };
     let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let authority = Authority::parse(authority).map_err(|error| bad(&error.to_string()))?;
-    let port = authority.port.unwrap_or(if scheme == Some("http") { 80 } else { 443 });
+    let clear = matches!(scheme, Some("http" | "ws"));
+    let port = authority.port.unwrap_or(if clear { 80 } else { 443 });
     let written = tail.parse::<Uri>().ok().map(|uri| uri.path().to_owned());
     let path = asked.path.clone().or(written).unwrap_or_else(|| "/".into());
     if !path.starts_with('/') {
         return Err(Problem::invalid("path", &path, "is not a path").fix("begin it with `/`"));
     }
     let method = asked.method.as_deref().unwrap_or("GET");
+    if scheme.is_some_and(|scheme| scheme.starts_with("ws")) && method != "GET" {
+        return Err(Problem::invalid("method", method, "does not begin a WebSocket")
+            .fix("leave it out, or ask for `http`"));
+    }
     let (destination, name) = match &authority.host {
         AuthorityHost::Name(host) => (None, Some(host)),
         AuthorityHost::Address(address) => (Some(IpAddr::clone(address)), None),
@@ -48,13 +53,22 @@ pub(crate) fn explained(
         (Some(host), _, _) if protocol == Protocol::Udp => {
             Evidence::Pinned(std::slice::from_ref(host))
         }
-        (Some(sni), Some("https"), _) | (Some(sni), None, 443) => Evidence::Tls { sni, ech: false },
+        (Some(sni), Some("https" | "wss"), _) | (Some(sni), None, 443) => {
+            Evidence::Tls { sni, ech: false }
+        }
         (Some(authority), Some(_), _) | (Some(authority), None, 80) => {
             Evidence::Request { authority, method, path: &path }
         }
         (Some(host), None, _) => Evidence::Pinned(std::slice::from_ref(host)),
     };
-    let told = explain(in_force, &Flow { protocol, port, destination, evidence }, own);
+    let judge = |evidence| explain(in_force, &Flow { protocol, port, destination, evidence }, own);
+    let mut told = judge(evidence);
+    // As the router does: the request first, then what it asks for.
+    if let (Some("ws"), Evidence::Request { authority, .. }) = (scheme, evidence)
+        && told.verdict == Outcome::Pass
+    {
+        told = judge(Evidence::Upgrade(authority));
+    }
     Ok(Explained {
         allowed: told.verdict == Outcome::Pass,
         explanation: serde_json::to_value(&told).unwrap_or_default(),
@@ -106,10 +120,27 @@ mod tests {
             ("198.51.100.9:7", None, false),
             ("http://web.example.com/", None, true),
             ("http://web.example.com/", Some("DELETE"), false),
+            ("ws://api.example.com/chat", None, true),
+            ("ws://api.example.com:8080/chat", None, false),
+            ("ws://web.example.com/", None, false),
+            ("ws://other.example.com/", None, false),
+            ("ws://203.0.113.7:9/", None, true),
+            ("wss://api.example.com/chat", Some("GET"), true),
+            ("wss://web.example.com/", None, false),
         ] {
             let told = ask(destination, method).expect(destination);
             assert_eq!(told.allowed, allowed, "{destination}: {}", told.explanation);
         }
+    }
+
+    #[test]
+    fn a_websocket_is_judged_as_the_stream_that_it_becomes_and_begins_with_get() {
+        let told = ask("ws://web.example.com/", None).expect("asked");
+        assert_eq!(told.explanation["code"], "undecidable", "{}", told.explanation);
+        let told = ask("ws://api.example.com/", None).expect("asked");
+        assert_eq!(told.explanation["mode"], "raw", "{}", told.explanation);
+        let problem = ask("ws://api.example.com/", Some("POST")).expect_err("refused");
+        assert_eq!(problem.field.as_deref(), Some("method"));
     }
 
     #[test]

@@ -55,8 +55,8 @@ pub(crate) enum Policy {
     Explain {
         /// The sandbox.
         name: SandboxName,
-        /// `https://host/path`, `http://host/path`, `host:port` or `address:port`. Names are not
-        /// resolved.
+        /// `https://host/path`, `http://host/path`, `ws://host/path`, `host:port` or `address:port`.
+        /// Names are not resolved.
         destination: String,
         /// Request method.
         #[arg(long)]

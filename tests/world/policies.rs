@@ -229,6 +229,36 @@ fn explain_says_what_happens() {
     }
 }
 
+/// What `explain` says of a WebSocket is what happens to its handshake.
+#[test]
+fn explain_judges_an_upgrade_as_the_router_does() {
+    let world = World::shared();
+    let (any, get) = (world.site("any"), world.site("get"));
+    let by_method = format!("[[rule]]\nallow = [{:?}]\nmethods = [\"GET\"]\n", get.name);
+    let guest = world.guest(&(allow(&[&any]) + &by_method));
+    for (site, passes) in [(&any, true), (&get, false)] {
+        let handshake = format!(
+            "GET /chat HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+            site.name
+        );
+        for (scheme, allowed) in [("http", true), ("ws", passes)] {
+            let question = format!("{scheme}://{}/chat", site.name);
+            let told = world.cli(&["--json", "policy", "explain", &guest.name, &question]);
+            assert_eq!(told.json()["allowed"], json!(allowed), "{question}: {}", told.stdout);
+        }
+        let to = site.at(port::HTTP);
+        let words = [handshake.as_bytes()];
+        let reply =
+            guest.run(|| client::exchange_until(to, &words, PATIENT, client::has_head)).text();
+        assert_eq!(reply.contains("postern-deny: undecidable"), !passes, "{reply}");
+        let asked = world.requests(&site.name);
+        assert_eq!(asked.len(), usize::from(passes), "{asked:?}");
+        let websocket = ("upgrade".to_owned(), "websocket".to_owned());
+        assert!(asked.iter().all(|request| request.headers.contains(&websocket)), "{asked:?}");
+    }
+}
+
 /// A write that depends on an older revision than the one in force changes nothing.
 #[test]
 fn a_write_on_top_of_a_revision_that_moved_is_refused() {
