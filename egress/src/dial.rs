@@ -19,6 +19,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::{sleep, timeout};
 
+use crate::limits::Limits;
 use crate::refuse::Refusal;
 use crate::room;
 
@@ -43,6 +44,7 @@ pub(crate) struct Dialer {
     v4: Option<Ipv4Addr>,
     v6: Option<Ipv6Addr>,
     patience: Duration,
+    user_timeout: Duration,
 }
 
 /// A socket for datagrams to and from one place outside.
@@ -69,17 +71,13 @@ pub(crate) struct Dialed {
 
 impl Dialer {
     /// A dialer that leaves from these addresses, the first of each family.
-    pub(crate) fn new(
-        asker: Asker,
-        own: OwnAddresses,
-        egress: &[IpAddr],
-        patience: Duration,
-    ) -> Self {
+    pub(crate) fn new(asker: Asker, own: OwnAddresses, egress: &[IpAddr], limits: &Limits) -> Self {
         let v4 =
             egress.iter().find_map(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None });
         let v6 =
             egress.iter().find_map(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None });
-        Self { asker, own, v4, v6, patience }
+        let Limits { connect: patience, user_timeout, .. } = *limits;
+        Self { asker, own, v4, v6, patience, user_timeout }
     }
 
     /// Opens the connection a permit is for (RFC 8305, within the families that the sandbox has an
@@ -206,6 +204,7 @@ impl Dialer {
         socket.set_nodelay(true)?;
         let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
         SockRef::from(&socket).set_tcp_keepalive(&probes)?;
+        SockRef::from(&socket).set_tcp_user_timeout(Some(self.user_timeout))?;
         let stream = timeout(self.patience, socket.connect(to))
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

@@ -20,6 +20,10 @@ pub struct Limits {
     pub first_flight: Duration,
     /// For one address to answer our SYN.
     pub connect: Duration,
+    /// How long a far side may acknowledge nothing of what is sent to it, or take nothing of it, our
+    /// probes of a quiet connection included (RFC 5482: the user timeout). Whoever is idle is not
+    /// ended by it, and one that cannot be reached any more is, a vanished egress address included.
+    pub user_timeout: Duration,
     /// Without a byte either way, an open connection is closed.
     pub idle: Duration,
     /// How long a connection may be silent after one side has said it is done.
@@ -36,6 +40,7 @@ impl Default for Limits {
             udp_idle: Duration::from_secs(60),
             first_flight: Duration::from_secs(10),
             connect: Duration::from_secs(10),
+            user_timeout: Duration::from_secs(300),
             idle: Duration::from_secs(3600),
             half_closed: Duration::from_secs(300),
         }

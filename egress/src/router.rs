@@ -387,7 +387,7 @@ impl Shared {
                 self.trail.clone(),
             )),
             pins,
-            dialer: Dialer::new(asker, self.own.clone(), egress, limits.connect),
+            dialer: Dialer::new(asker, self.own.clone(), egress, &limits),
             flows: Flows::new(limits.flows, meter.clone()),
             meter,
             limits,

@@ -62,6 +62,15 @@ pub(crate) struct Start {
     resolver: Resolver,
     own: OwnAddresses,
     trail: Trail,
+    limits: Limits,
+}
+
+/// Limits that tests can wait for.
+pub(crate) fn limits() -> Limits {
+    let (first_flight, idle) = (Duration::from_secs(3), Duration::from_secs(3));
+    let (half_closed, udp_idle) = (Duration::from_secs(1), Duration::from_secs(2));
+    let (flows, udp_sessions) = (64, 8);
+    Limits { flows, udp_sessions, udp_idle, first_flight, idle, half_closed, ..Limits::default() }
 }
 
 impl Start {
@@ -70,25 +79,13 @@ impl Start {
     }
 
     pub(crate) async fn try_router(&self) -> Result<Router, egress::Error> {
-        let (first_flight, idle) = (Duration::from_secs(3), Duration::from_secs(3));
-        let half_closed = Duration::from_secs(1);
-        let (udp_sessions, udp_idle) = (8, Duration::from_secs(2));
-        let limits = Limits {
-            flows: 64,
-            udp_sessions,
-            udp_idle,
-            first_flight,
-            idle,
-            half_closed,
-            ..Limits::default()
-        };
         let netns = self.netns.clone();
         let config = Config {
             netns,
             divert_port: 15_001,
             nflog_group: 7,
             look: Duration::from_secs(1),
-            limits,
+            limits: self.limits,
             names: dns::Names::default(),
         };
         let (resolver, own) = (self.resolver.clone(), self.own.clone());
@@ -98,6 +95,15 @@ impl Start {
 
 /// Builds a place with this policy and runs a test in it.
 pub(crate) fn run<F: Future<Output = ()>>(rules: &str, test: impl FnOnce(Place) -> F + Send) {
+    run_within(limits(), rules, test);
+}
+
+/// The same with other limits.
+pub(crate) fn run_within<F: Future<Output = ()>>(
+    limits: Limits,
+    rules: &str,
+    test: impl FnOnce(Place) -> F + Send,
+) {
     let land = Arc::new(Land::new());
     std::thread::scope(|scope| {
         let ended = scope.spawn(|| {
@@ -108,7 +114,7 @@ pub(crate) fn run<F: Future<Output = ()>>(rules: &str, test: impl FnOnce(Place) 
                 .build()
                 .expect("a runtime");
             runtime.block_on(async {
-                let place = Place::new(Arc::clone(&land), rules).await;
+                let place = Place::new(Arc::clone(&land), limits, rules).await;
                 test(place).await;
             });
         });
@@ -119,7 +125,7 @@ pub(crate) fn run<F: Future<Output = ()>>(rules: &str, test: impl FnOnce(Place) 
 }
 
 impl Place {
-    async fn new(land: Arc<Land>, rules: &str) -> Self {
+    async fn new(land: Arc<Land>, limits: Limits, rules: &str) -> Self {
         let asked = Arc::default();
         let upstream = land.made('i', || std::net::UdpSocket::bind((RESOLVER, 53)));
         tokio::spawn(name_server(adopt(upstream), Arc::clone(&asked)));
@@ -130,7 +136,7 @@ impl Place {
         let own = OwnAddresses::new([EGRESS, HOST].map(IpAddr::from));
         let (trail, records) = Trail::bounded(10_000);
         let resolver = resolver.expect("a resolver");
-        let start = Start { netns: format!("{}w", land.prefix), resolver, own, trail };
+        let start = Start { netns: format!("{}w", land.prefix), resolver, own, trail, limits };
         let router = start.router().await;
         let slot = Slot::new(1).expect("in range");
         land.ip("w", "link add pt1 type veth peer name eth0");

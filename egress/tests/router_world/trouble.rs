@@ -4,12 +4,14 @@
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
+use egress::Limits;
 use policy::Code;
 use policy::audit::{Kind, Outcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
 use crate::peers::{Tls, count, serve, sink, soon};
-use crate::place::{EGRESS, HOST, INNER, ORIGIN, SECOND, SINK, run};
+use crate::place::{EGRESS, HOST, INNER, ORIGIN, SECOND, SINK, limits, run, run_within};
 
 const RULES: &str = r#"
 [[rule]]
@@ -85,6 +87,31 @@ fn without_its_egress_address_nothing_leaves() {
         assert_eq!(count(&origin), 1);
         let fail = place.record(|r| r.outcome == Outcome::Fail).await;
         assert_eq!(fail.code, Some(Code::EgressIpUnavailable));
+    });
+}
+
+/// A quiet connection is not ended by it: our probes of it are answered.
+#[test]
+fn an_open_connection_whose_egress_address_is_gone_ends_when_nothing_is_acknowledged() {
+    let rules = "[[rule]]\nallow = [\"93.184.216.34\"]\nports = [2525]\n";
+    let (user_timeout, idle) = (Duration::from_secs(1), Duration::from_secs(60));
+    run_within(Limits { user_timeout, idle, ..limits() }, rules, async |place| {
+        serve(place.origin(ORIGIN, 2525), |mut stream| async move {
+            let (mut from, mut to) = stream.split();
+            let _ = tokio::io::copy(&mut from, &mut to).await;
+        });
+        let mut stream = soon(place.dial(ORIGIN, 2525)).await.expect("connected");
+        for _ in 0..2 {
+            stream.write_all(b"\0").await.expect("sent");
+            assert_eq!(soon(stream.read_u8()).await.expect("its echo"), 0);
+            tokio::time::sleep(3 * user_timeout).await;
+        }
+        place.lose_egress();
+        stream.write_all(b"\0").await.expect("taken by the router");
+        let ended = timeout(Duration::from_secs(20), stream.read_u8()).await.expect("not idle yet");
+        assert_eq!(ended.expect_err("reset").kind(), ErrorKind::ConnectionReset);
+        let closed = place.record(|r| r.outcome == Outcome::Closed).await;
+        assert_eq!(closed.detail.as_deref(), Some("reset by the far side"));
     });
 }
 
@@ -186,7 +213,7 @@ ports = [2525]
                 }
             };
             assert!(
-                tokio::time::timeout(Duration::from_secs(10), freed).await.is_ok(),
+                timeout(Duration::from_secs(10), freed).await.is_ok(),
                 "round {round}: {} arrived, {} are open",
                 count(&far),
                 meter.open()
