@@ -204,6 +204,10 @@ pub struct Change {
     pub checked: usize,
     /// Of those, the ones that are now denied and were cut.
     pub cut: usize,
+    /// Flows that were cut, by this write or an earlier one, and were not over two seconds later:
+    /// bytes of theirs may still leave. The same write again waits for them once more.
+    #[serde(default)]
+    pub closing: usize,
     /// What the writer may not expect of it, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,

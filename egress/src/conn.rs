@@ -253,7 +253,7 @@ async fn opening(
 /// Dials what was let through, judges again if the policy moved, and records, before any payload
 /// byte leaves.
 async fn open(guest: &Arc<Guest>, flow: &Arc<Flow>, mut passed: Passed) -> Result<Open, Refusal> {
-    let dialed = guest.dialer.dial(&passed.policy, &passed.permit).await?;
+    let dialed = guest.dial(flow, &mut passed).await?;
     guest.confirm(flow, &mut passed, dialed.remote)?;
     let account = Account::open(guest, flow, Kind::Connection, &passed, dialed.egress, |_| ());
     Ok(Open { passed, dialed, account })

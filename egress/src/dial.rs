@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use nix::sys::socket::{setsockopt, sockopt};
 use policy::judge::Target;
-use policy::{Code, Compiled, Dialable, Host, OwnAddresses, Permit, Protocol};
+use policy::{Code, Compiled, Dialable, Host, OwnAddresses, Permit, Protocol, Revision};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::{sleep, timeout};
@@ -80,9 +80,13 @@ impl Dialer {
         Self { asker, own, v4, v6, patience, user_timeout }
     }
 
-    /// Opens the connection a permit is for (RFC 8305, within the families that the sandbox has an
-    /// egress address of).
-    pub(crate) async fn dial(&self, policy: &Compiled, permit: &Permit) -> Result<Dialed, Refusal> {
+    /// The addresses that a permit is for and that may be dialled, in the order of RFC 8305 within the
+    /// families that the sandbox has an egress address of.
+    pub(crate) async fn candidates(
+        &self,
+        policy: &Compiled,
+        permit: &Permit,
+    ) -> Result<Vec<Dialable>, Refusal> {
         let because = |code| Refusal::because(code, permit.revision());
         if self.v4.is_none() && self.v6.is_none() {
             return Err(because(Code::EgressIpUnavailable));
@@ -109,8 +113,17 @@ impl Dialer {
         if dialable.is_empty() {
             return Err(denial.map_or_else(|| because(Code::Unresolvable), Refusal::from));
         }
-        let dialed = race(dialable, |one| self.connect(one)).await;
-        dialed.map_err(|error| because(failure(&error)).detailed(error))
+        Ok(dialable)
+    }
+
+    /// Opens a connection to the first of these that answers. `revision` is that of their permit.
+    pub(crate) async fn dial(
+        &self,
+        candidates: Vec<Dialable>,
+        revision: Revision,
+    ) -> Result<Dialed, Refusal> {
+        let dialed = race(candidates, |one| self.connect(one)).await;
+        dialed.map_err(|error| Refusal::because(failure(&error), revision).detailed(error))
     }
 
     /// Opens the way for datagrams that a permit is for; only permits for addresses are. Nothing is

@@ -9,12 +9,13 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use policy::judge::Target;
 use policy::{Compiled, Denial, Evidence, Flow as Judgeable, Host, OwnAddresses, Permit};
 use policy::{Protocol, Verdict};
 use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::meter::Meter;
@@ -26,6 +27,8 @@ pub struct Rejudged {
     pub checked: usize,
     /// Of these, those that were cut.
     pub cut: usize,
+    /// Connections that were cut, now or before, and are not over in spite of it.
+    pub closing: usize,
 }
 
 /// Why a connection was cut from our side.
@@ -97,6 +100,8 @@ pub(crate) struct Judged {
     pub(crate) destination: SocketAddr,
     /// Whom it was let through to.
     pub(crate) target: Target,
+    /// Where is being dialled, until one of them has answered.
+    pub(crate) candidates: Vec<SocketAddr>,
     /// Where we dialled, once we have.
     pub(crate) dialed: Option<SocketAddr>,
 }
@@ -125,10 +130,10 @@ impl Judged {
         if *permit.target() != self.target {
             return Err(Denial::because(policy::Code::PolicyChanged, policy.revision()));
         }
-        match self.dialed {
-            Some(dialed) => policy.judge_address(&permit, dialed.ip(), own).map(|_| permit),
-            None => Ok(permit),
+        for address in self.candidates.iter().chain(&self.dialed) {
+            policy.judge_address(&permit, address.ip(), own)?;
         }
+        Ok(permit)
     }
 }
 
@@ -150,8 +155,10 @@ struct Table {
 #[derive(Debug, Default)]
 struct Entry {
     noted: Mutex<Option<Note>>,
-    cut: OnceLock<Severed>,
+    cut: OnceLock<Cut>,
     signal: CancellationToken,
+    /// Dropped with the entry, which tells those who wait for its end.
+    watched: Mutex<Vec<Watched>>,
 }
 
 /// What a connection was let through by last.
@@ -162,17 +169,10 @@ struct Note {
     resting: bool,
 }
 
-#[derive(Debug)]
-struct Severed {
-    why: Cut,
-    /// Dropped with the entry: tells who cut it that it is over.
-    _until: Option<Watched>,
-}
-
 /// The part of a connection that must end for a cut to be over.
 type Watched = mpsc::Sender<Infallible>;
 
-/// Connections that were cut and have not ended yet.
+/// Waits for the end of connections that were cut.
 #[derive(Debug)]
 pub(crate) struct Ending {
     watched: Watched,
@@ -213,7 +213,7 @@ impl Flows {
     }
 
     /// Judges every connection again that was let through, and cuts those that are denied now; they
-    /// are over when `ending` says so.
+    /// are over when `ending` says so, and so are those that were cut before.
     pub(crate) fn rejudge(
         &self,
         policy: &Compiled,
@@ -222,12 +222,16 @@ impl Flows {
     ) -> Rejudged {
         let mut done = Rejudged::default();
         for entry in lock(&self.table).open.values() {
+            if entry.cut.get().is_some() {
+                ending.watch(entry);
+                continue;
+            }
             let judged = lock(&entry.noted).as_ref().map(|note| Arc::clone(&note.judged));
             let Some(judged) = judged else { continue };
             done.checked += 1;
             if let Err(denial) = judged.again(policy, own) {
-                let watched = Some(ending.watched.clone());
-                done.cut += usize::from(entry.cut(Cut::Denied(denial), watched));
+                done.cut += usize::from(entry.cut(Cut::Denied(denial)));
+                ending.watch(entry);
             }
         }
         done
@@ -237,7 +241,7 @@ impl Flows {
     pub(crate) fn shut(&self) -> usize {
         let mut table = lock(&self.table);
         table.shut = true;
-        table.open.values().filter(|entry| entry.cut(Cut::Detached, None)).count()
+        table.open.values().filter(|entry| entry.cut(Cut::Detached)).count()
     }
 
     /// Returns once no connection is registered.
@@ -254,26 +258,37 @@ impl Flows {
 
 impl Entry {
     /// Whether this call is the one that cut it.
-    fn cut(&self, why: Cut, until: Option<Watched>) -> bool {
-        let first = self.cut.set(Severed { why, _until: until }).is_ok();
+    fn cut(&self, why: Cut) -> bool {
+        let first = self.cut.set(why).is_ok();
         self.signal.cancel();
         first
     }
 }
 
 impl Ending {
-    /// Nothing was cut yet.
+    /// Nothing is waited for yet.
     pub(crate) fn new() -> Self {
         let (watched, over) = mpsc::channel(1);
         Self { watched, over }
     }
 
-    /// Returns once nobody holds any of the connections that were cut.
-    pub(crate) async fn over(self) {
+    fn watch(&self, entry: &Entry) {
+        let mut watched = lock(&entry.watched);
+        // Those who did not wait until the end.
+        watched.retain(|one| !one.is_closed());
+        watched.push(self.watched.clone());
+    }
+
+    /// Returns once nobody holds any of these connections, or when that takes longer than this; how
+    /// many are held then.
+    pub(crate) async fn over(self, patience: Duration) -> usize {
         let Self { watched, mut over } = self;
         drop(watched);
         // Nothing is ever sent: the end comes when the last sender is gone.
-        let _ = over.recv().await;
+        match timeout(patience, over.recv()).await {
+            Ok(_) => 0,
+            Err(_) => over.sender_strong_count(),
+        }
     }
 }
 
@@ -318,7 +333,7 @@ impl Flow {
 
     /// Why it was cut, if it was.
     pub(crate) fn was_cut(&self) -> Option<&Cut> {
-        self.entry.cut.get().map(|severed| &severed.why)
+        self.entry.cut.get()
     }
 
     /// The same wait as [`Flow::cut`], as a value that can be kept.
@@ -344,76 +359,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_cap_holds_and_a_dropped_flow_makes_room() {
-        let meter = Meter::new();
-        let flows = Flows::new(2, meter.clone());
-        let first = flows.register().expect("room");
-        let second = flows.register().expect("room");
-        assert!(flows.register().is_none());
-        assert_ne!(first.id(), second.id());
-        drop(first);
-        assert_eq!(meter.open(), 1);
-        assert!(flows.register().is_some());
-    }
-
-    #[tokio::test]
-    async fn shutting_cuts_what_is_open_and_takes_nothing_more() {
-        let flows = Flows::new(8, Meter::new());
-        let flow = flows.register().expect("room");
-        assert_eq!(flows.shut(), 1);
-        assert_eq!(flows.shut(), 0, "a second shut cuts nothing");
-        assert!(matches!(flow.cut().await, Cut::Detached));
-        assert!(flows.register().is_none());
-        drop(flow);
-        flows.empty().await;
-    }
-
-    fn judged(name: &str) -> Arc<Judged> {
-        let sni = Host::parse(name).expect("a name");
-        Arc::new(Judged {
-            basis: Basis::Tls { sni: sni.clone(), ech: false },
-            destination: SocketAddr::from(([203, 0, 113, 5], 443)),
-            target: Target::Name(sni),
-            dialed: None,
-        })
-    }
-
-    #[test]
-    fn only_connections_that_were_let_through_are_judged_again() {
-        let flows = Flows::new(8, Meter::new());
-        let sniffing = flows.register().expect("room");
-        let open = flows.register().expect("room");
-        open.note(&judged("api.example.com"));
-        let ending = Ending::new();
-        let done = flows.rejudge(&Compiled::default(), &OwnAddresses::default(), &ending);
-        assert_eq!(done, Rejudged { checked: 1, cut: 1 });
-        assert!(matches!(open.was_cut(), Some(Cut::Denied(_))));
-        assert!(sniffing.was_cut().is_none());
-    }
-
-    #[tokio::test]
-    async fn a_cut_is_over_when_nobody_holds_the_connection() {
-        let flows = Flows::new(8, Meter::new());
-        let (flow, other) = (flows.register().expect("room"), flows.register().expect("room"));
-        let last = judged("api.example.com");
-        flow.note(&last);
-        flow.rest(&last);
-        let flow = Arc::new(flow);
-        let held = Arc::clone(&flow);
-        let ending = Ending::new();
-        let done = flows.rejudge(&Compiled::default(), &OwnAddresses::default(), &ending);
-        assert_eq!(done, Rejudged { checked: 1, cut: 1 }, "one that rests is judged, too");
-        let mut over = std::pin::pin!(ending.over());
-        assert!(futures_util::poll!(&mut over).is_pending());
-        held.cut().await;
-        drop(flow);
-        assert!(futures_util::poll!(&mut over).is_pending(), "a task still has a socket");
-        drop(held);
-        over.await;
-        drop(other);
-    }
-}
+mod tests;

@@ -11,7 +11,7 @@ use dns::Pins;
 use policy::audit::{AuditRecord, Kind, Outcome};
 use policy::{Compiled, Host, OwnAddresses, Permit, PolicyHandle, Subject, Trail, Verdict};
 
-use crate::dial::Dialer;
+use crate::dial::{Dialed, Dialer};
 use crate::flows::{Basis, Flow, Flows, Judged};
 use crate::limits::Limits;
 use crate::meter::Meter;
@@ -59,12 +59,24 @@ impl Guest {
         match basis.judge(&policy, destination) {
             Verdict::Pass(permit) => {
                 let target = permit.target().clone();
-                let judged = Arc::new(Judged { basis, destination, target, dialed: None });
+                let (candidates, dialed) = (Vec::new(), None);
+                let judged = Judged { basis, destination, target, candidates, dialed };
+                let judged = Arc::new(judged);
                 let mut passed = Passed { permit, policy, judged };
                 self.note(flow, &mut passed).map(|()| passed)
             }
             Verdict::Deny(denial) | Verdict::Undecidable(denial) => Err(denial.into()),
         }
+    }
+
+    /// Dials what was let through. Where to is noted before the first packet leaves: a write that
+    /// denies one of the addresses after that cuts the dial, and one before it is obeyed here.
+    pub(crate) async fn dial(&self, flow: &Flow, passed: &mut Passed) -> Result<Dialed, Refusal> {
+        let candidates = self.dialer.candidates(&passed.policy, &passed.permit).await?;
+        Arc::make_mut(&mut passed.judged).candidates =
+            candidates.iter().map(|one| one.address()).collect();
+        self.note(flow, passed)?;
+        self.dialer.dial(candidates, passed.permit.revision()).await
     }
 
     /// Notes where was dialled, and judges again when the policy has moved since.
@@ -74,7 +86,8 @@ impl Guest {
         passed: &mut Passed,
         dialed: SocketAddr,
     ) -> Result<(), Refusal> {
-        Arc::make_mut(&mut passed.judged).dialed = Some(dialed);
+        let judged = Arc::make_mut(&mut passed.judged);
+        (judged.candidates, judged.dialed) = (Vec::new(), Some(dialed));
         self.note(flow, passed)
     }
 

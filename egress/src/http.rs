@@ -312,7 +312,7 @@ impl Visit {
         }
         let mut far = match self.relay.take(&passed).await {
             Some(far) => far,
-            None => self.dial(&passed).await?,
+            None => self.dial(&mut passed).await?,
         };
         let mut head = claim.outgoing(head, self.destination.port()).map_err(fault)?;
         if handshake.is_some() {
@@ -331,7 +331,7 @@ impl Visit {
                     let body = body.into_body();
                     drop(ending);
                     self.relay.settle(self.guest.limits.half_closed).await;
-                    far = self.dial(&passed).await?;
+                    far = self.dial(&mut passed).await?;
                     far.may_switch(handshake.is_some());
                     ending = self.record(&mut passed, &far, seen)?;
                     let request = far.request(head, body, &ending);
@@ -362,8 +362,8 @@ impl Visit {
         Ok(Response::from_parts(head, Relayed::new(body, &ending)))
     }
 
-    async fn dial(&self, passed: &Passed) -> Result<Far, Refusal> {
-        let dialed = self.guest.dialer.dial(&passed.policy, &passed.permit).await?;
+    async fn dial(&self, passed: &mut Passed) -> Result<Far, Refusal> {
+        let dialed = self.guest.dial(&self.flow, passed).await?;
         self.relay.over(dialed, passed, &self.guest, &self.flow).await.map_err(|error| {
             Refusal::because(Code::UpstreamUnreachable, passed.permit.revision()).detailed(error)
         })

@@ -127,7 +127,16 @@ impl Desk {
         let far = guest.dialer.datagrams(&passed.policy, &passed.permit)?;
         let slot = self.slot;
         let near = timeout(PATIENCE, self.world.run(move || socket::near(slot, key)));
-        let near = match near.await {
+        let near = tokio::select! {
+            biased;
+            cut = flow.cut() => match cut {
+                Cut::Denied(denial) => return Err(Refusal::changed(denial)),
+                // Whoever serves this slot's datagrams ends now, too.
+                Cut::Detached => std::future::pending().await,
+            },
+            near = near => near,
+        };
+        let near = match near {
             Ok(Ok(made)) => made.and_then(UdpSocket::from_std).map_err(|error| error.to_string()),
             Ok(Err(error)) => Err(error.to_string()),
             Err(late) => Err(late.to_string()),

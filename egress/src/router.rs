@@ -4,6 +4,7 @@
 //! gone. Set-up undoes itself in reverse; teardown goes on whatever fails.
 
 mod refence;
+mod rejudge;
 
 use std::collections::HashMap;
 use std::io;
@@ -20,8 +21,7 @@ use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 use tokio::sync::mpsc::Receiver;
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tokio::task::JoinSet;
-use tokio::task::coop::consume_budget;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::accept;
 use crate::conn;
@@ -29,7 +29,7 @@ use crate::dial::Dialer;
 use crate::drops::{self, Dropped};
 use crate::error::Error;
 use crate::fence::{self, SlotFence};
-use crate::flows::{Ending, Flows, Rejudged};
+use crate::flows::Flows;
 use crate::guest::Guest;
 use crate::limits::Limits;
 use crate::link;
@@ -49,7 +49,7 @@ const PINS: usize = 4096;
 const PIPES: usize = 4096;
 /// Connections of ours to the ports of one guest.
 const CALLS: usize = 256;
-/// How long a detach waits for connections that were cut to be gone.
+/// How long connections that were cut are waited for.
 const DRAIN: Duration = Duration::from_secs(2);
 /// How long a SYN may be unanswered before it is sent anew: the first may be lost while a tap comes
 /// up, and the kernel would only repeat it after a second.
@@ -222,29 +222,6 @@ impl Router {
             }
         }
         Err(failed(io::ErrorKind::TimedOut.into()))
-    }
-
-    /// Judges the open connections of these slots again, each by the policy in force for it now, and
-    /// cuts those that it denies. Returns once both sides of what was cut are closed and nothing that
-    /// was queued on them can leave any more. To be called after the policies are stored.
-    pub async fn rejudge(&self, slots: &[Slot]) -> Rejudged {
-        let (ending, mut done) = (Ending::new(), Rejudged::default());
-        let begun = Instant::now();
-        for slot in slots {
-            let guest = self.shared.seats().get(slot).map(|seat| Arc::clone(&seat.guest));
-            let Some(guest) = guest else { continue };
-            let one = guest.flows.rejudge(&guest.policy.load(), &guest.own, &ending);
-            done.checked += one.checked;
-            done.cut += one.cut;
-            consume_budget().await;
-        }
-        let judged = begun.elapsed();
-        if timeout(DRAIN, ending.over()).await.is_err() {
-            tracing::error!(cut = done.cut, "connections outlive their cut");
-        }
-        let Rejudged { checked, cut } = done;
-        tracing::debug!(checked, cut, ?judged, over = ?begun.elapsed(), "judged again");
-        done
     }
 
     /// The counters of an attached slot.

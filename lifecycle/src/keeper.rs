@@ -336,7 +336,7 @@ impl Keeper {
         // What it denies is cut; only what it newly allows may still be refused without this.
         let fenced = shared.router.refence(&slots).await;
         change.sandboxes = slots.len();
-        (change.checked, change.cut) = (judged.checked, judged.cut);
+        (change.checked, change.cut, change.closing) = (judged.checked, judged.cut, judged.closing);
         let outcome = if fenced.is_ok() { Outcome::Allow } else { Outcome::Fail };
         let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, outcome);
         match scope {
@@ -350,11 +350,12 @@ impl Keeper {
         record.layer = Some(scope.layer().as_str().to_owned());
         record.revision = Some(revision);
         record.detail = Some(format!(
-            "{what}{} by {}; {} flows judged again, {} cut",
+            "{what}{} by {}; {} flows judged again, {} cut, {} still closing",
             if again { ", unchanged" } else { "" },
             actor.as_str(),
             change.checked,
-            change.cut
+            change.cut,
+            change.closing
         ));
         shared.trail.record(record);
         fenced.map(|()| change).map_err(|source| Error::Router {

@@ -67,6 +67,8 @@ pub struct PolicyChange {
     pub checked: usize,
     /// Of those, the ones that are now denied and were cut.
     pub cut: usize,
+    /// Flows that were cut, by this change or an earlier one, and are not over in spite of it.
+    pub closing: usize,
     /// What the writer may not expect of it, one sentence each.
     pub notes: Vec<String>,
 }

@@ -384,6 +384,7 @@ fn shown(change: lifecycle::PolicyChange) -> Change {
         sandboxes: change.sandboxes,
         checked: change.checked,
         cut: change.cut,
+        closing: change.closing,
         notes: change.notes,
     }
 }

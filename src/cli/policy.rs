@@ -242,11 +242,13 @@ impl Rule {
 
 fn told(screen: &Screen, change: &Change) -> Result<(), Error> {
     screen.either(change, |change| {
-        let Change { revision, sandboxes, checked, cut, notes } = change;
+        let Change { revision, sandboxes, checked, cut, closing, notes } = change;
+        let late = (*closing > 0).then(|| format!(", {closing} not over yet: write it again"));
         let done = format!(
-            "revision {revision} is in force for {sandboxes} sandbox{}; {checked} open flow{} judged again, {cut} cut",
+            "revision {revision} is in force for {sandboxes} sandbox{}; {checked} open flow{} judged again, {cut} cut{}",
             if *sandboxes == 1 { "" } else { "es" },
-            if *checked == 1 { "" } else { "s" }
+            if *checked == 1 { "" } else { "s" },
+            late.unwrap_or_default()
         );
         notes.iter().fold(done, |told, note| format!("{told}\nnote: {note}"))
     })

@@ -3,11 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde_json::json;
 use world::client::{self, End, PATIENT};
 use world::origin::port;
 use world::poll::eventually;
+use world::wire::Seen;
 use world::{Guest, Site, World, allow};
 
 use crate::revoke::Busy;
@@ -91,6 +93,37 @@ fn a_connection_that_is_being_dialled_is_cut_when_it_is_denied() {
     guest.reaches(&slow);
 }
 
+/// Promise 18. Attack F07. Its SYN is not sent again, though the name stays allowed.
+#[test]
+fn a_dial_to_an_address_that_is_denied_meanwhile_is_cut_and_no_syn_follows() {
+    let world = World::shared();
+    let silent = world.site("silent");
+    let blackhole = format!("blackhole {}/32 table local", silent.ip);
+    world.internet.ip(&format!("route add {blackhole}"));
+    let allow = allow(&[&silent]);
+    let guest = world.guest(&allow);
+    let hello = client::client_hello(&world.authority, &silent.name);
+    let opens = |seen: &Seen| seen.opens && seen.is_to(silent.ip);
+    std::thread::scope(|scope| {
+        let calling =
+            scope.spawn(|| guest.run(|| client::exchange(silent.at(443), &[&hello], PATIENT)));
+        eventually("a SYN leaves", PATIENT, || (!world.sent(opens).is_empty()).then_some(()));
+        let denied = format!("{allow}[[rule]]\ndeny = [\"{}\"]\n", silent.ip);
+        let denied = guest.set_policy(&denied);
+        let mark = world.mark();
+        world.internet.ip(&format!("route del {blackhole}"));
+        assert_eq!((&denied.json["cut"], &denied.json["closing"]), (&json!(1), &json!(0)));
+        let reply = calling.join().expect("an end");
+        assert!(reply.end != End::Open && !client::has_handshake(&reply.bytes), "{reply:?}");
+        // The kernel sends a SYN again one and three seconds after the first.
+        std::thread::sleep(Duration::from_secs(4));
+        assert_eq!(world.sent_since(mark, opens), []);
+    });
+    guest.event(&[("outcome", "deny"), ("code", "policy-changed")]);
+    assert_eq!(guest.set_policy(&allow).status, 200);
+    guest.reaches(&silent);
+}
+
 /// Promise 18. Attack F07. Connections that are made, judged or dialled while the write is under way
 /// are no gap: none is opened and none carries a byte once it is answered.
 #[test]
@@ -139,7 +172,7 @@ fn nothing_slips_through_while_a_policy_is_written() {
             for one in &tried {
                 more(one, one.load(Ordering::Relaxed) + 2);
             }
-            let to = |seen: &world::wire::Seen| seen.is_to(site.ip) || seen.is_to(address.ip);
+            let to = |seen: &Seen| seen.is_to(site.ip) || seen.is_to(address.ip);
             let left = world.sent_since(mark, |seen| to(seen) && (seen.opens || seen.payload > 0));
             assert_eq!(left, [], "round {round}");
         }

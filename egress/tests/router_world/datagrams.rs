@@ -195,6 +195,39 @@ fn a_policy_write_cuts_a_session_and_the_next_write_opens_it_again() {
     });
 }
 
+/// Promise 18. A session that is being opened is cut like one that is open, and the write waits for it.
+#[test]
+fn a_session_that_is_being_opened_is_cut_when_it_is_denied() {
+    run(RULES, async |place| {
+        let origin = place.origin_datagrams(ORIGIN, 3478);
+        let guest = towards(&place, ORIGIN, 3478).await;
+        // Nothing is made in the guests' world as long as somebody else is at work there.
+        let (done, work) = std::sync::mpsc::channel::<()>();
+        let router = place.router.clone();
+        let busy = tokio::spawn(async move { router.within(move || work.recv().is_err()).await });
+        guest.send(b"ping").await.expect("sent");
+        let judged = async {
+            while place.router.rejudge(&[place.slot]).await.checked == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(judged).await;
+        place.write("", 2);
+        let judged = soon(place.router.rejudge(&[place.slot])).await;
+        assert_eq!((judged.cut, judged.closing), (1, 0));
+        drop(done);
+        assert!(busy.await.expect("no panic").expect("it ran"));
+        let record = place.record(|r| r.kind == Kind::Connection).await;
+        assert_eq!(record.code, Some(Code::PolicyChanged));
+        let error = soon(guest.recv(&mut [0; 8])).await.expect_err("told");
+        assert_eq!(error.kind(), ErrorKind::HostUnreachable);
+        place.write(RULES, 3);
+        place.rejudge().await;
+        guest.send(b"pong").await.expect("sent");
+        assert_eq!(heard(&origin).await.0, b"pong", "and nothing of the one before");
+    });
+}
+
 /// Promise 33. The fence alone does not decide: what an older fence would let in is judged by the
 /// policy in force.
 #[test]
