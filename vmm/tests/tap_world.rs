@@ -1,11 +1,19 @@
 //! Taps in a namespace of the test's own. Needs root.
-#![expect(clippy::expect_used, reason = "tests: what does not hold ends the test")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "tests: what does not hold ends the test"
+)]
 
-use std::fs;
-use std::os::fd::AsRawFd;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
+use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::net::if_::if_nametoindex;
@@ -112,4 +120,67 @@ fn a_tap_is_never_made_twice_nor_opened_twice() {
         refused(tap::create(slot, None), "create");
         tap::attach(slot).expect("free now");
     });
+}
+
+/// The longest frame that a full stream of TCP between two taps is made of, each of which has a kernel
+/// of its own behind it and hands its frames to the other.
+fn longest_frame_of_a_stream(offloaded: bool) -> usize {
+    const BYTES: usize = 4 << 20;
+    let (done, ended) = mpsc::channel::<()>();
+    let (to_pump, ends) = mpsc::channel::<OwnedFd>();
+    let (listening, ready) = mpsc::channel::<()>();
+    let open = move |n: u8, to_pump: &mpsc::Sender<OwnedFd>| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("root");
+        let fd = tap::create(Slot::new(7).expect("in range"), None).expect("made");
+        if offloaded {
+            tap::offload(&fd).expect("offloaded");
+        }
+        ip(&["address", "add", &format!("192.0.2.{n}/24"), "dev", "pt7"]);
+        ip(&["link", "set", "pt7", "up"]);
+        to_pump.send(fd).expect("the pump runs");
+    };
+    let sink = to_pump.clone();
+    let server = thread::spawn(move || {
+        open(1, &sink);
+        let listener = TcpListener::bind("192.0.2.1:7").expect("bind");
+        listening.send(()).expect("the client waits");
+        let mut heard = Vec::new();
+        listener.accept().expect("a client").0.read_to_end(&mut heard).expect("to its end");
+        assert!(heard.len() == BYTES && heard.iter().all(|byte| *byte == 0x5a), "whole");
+        drop(done);
+    });
+    let client = thread::spawn(move || {
+        open(2, &to_pump);
+        ready.recv().expect("the server listens");
+        let mut stream = TcpStream::connect("192.0.2.1:7").expect("connect");
+        stream.write_all(&vec![0x5a; BYTES]).expect("sent");
+    });
+    let taps: Vec<OwnedFd> = ends.iter().take(2).collect();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let (mut buffer, mut longest) = (vec![0; 1 << 17], 0);
+    while ended.try_recv() == Err(mpsc::TryRecvError::Empty) {
+        assert!(Instant::now() < deadline, "the stream ends");
+        for (from, to) in [(&taps[0], &taps[1]), (&taps[1], &taps[0])] {
+            while let Ok(length) = nix::unistd::read(from, &mut buffer) {
+                longest = longest.max(length - tap::VNET_HEADER);
+                let _ = nix::unistd::write(to, &buffer[..length]);
+            }
+        }
+    }
+    server.join().expect("all of it arrived");
+    client.join().expect("all of it was sent");
+    longest
+}
+
+#[test]
+fn an_offloaded_tap_hands_over_segments_longer_than_a_frame_and_they_arrive_whole() {
+    const ETHERNET: usize = 14 + 1500;
+    assert!(longest_frame_of_a_stream(false) <= ETHERNET, "control: none until somebody asks");
+    assert!(longest_frame_of_a_stream(true) > 4 * ETHERNET);
+}
+
+#[test]
+fn only_a_tap_is_offloaded() {
+    let refused = tap::offload(&File::open("/dev/null").expect("there").into());
+    assert!(matches!(refused, Err(Error::Tap { act: "offload", .. })));
 }
