@@ -14,6 +14,7 @@ use crate::fence::batch::{
 };
 use crate::fence::decode::{
     Held, HeldChain, Message, counted, elements, generation as number, table_flags, table_name,
+    table_uses,
 };
 use crate::fence::encode::{expressions, userdata};
 use crate::fence::layout::{chain_names, is_ours, slot_of_chain, table_of};
@@ -72,7 +73,12 @@ pub(crate) fn verify(meant: &Table) -> Result<(), Error> {
 
 pub(crate) fn detach(slot: Slot) -> Result<u32, Error> {
     let mut batch = Batch::default();
-    remove_old(slot, &mut batch)?;
+    let removed = remove_old(slot, &mut batch)?;
+    // With its last chain goes the table, of which nothing is left then but the set that they shared.
+    let table = table_of(slot);
+    if ask_table(&table, table_uses)? == Some(removed + 1) {
+        batch.delete_table(&table);
+    }
     commit(batch)
 }
 
@@ -141,19 +147,26 @@ fn wake(table: &TableId) -> Result<u32, Error> {
 
 /// The flags of a table (`NFTA_TABLE_FLAGS`), of which ours has none; None where it is not there.
 fn flags(table: &TableId) -> Result<Option<u32>, Error> {
-    let what = format!("read the table {table}");
-    Ok(ask(&get_table(table), &what, table_flags)?.pop())
+    ask_table(table, table_flags)
 }
 
-/// Removes what chains a slot has; the one with the jump goes before the one that is jumped to.
-fn remove_old(slot: Slot, batch: &mut Batch) -> Result<(), Error> {
+fn ask_table(table: &TableId, take: impl Fn(&[u8]) -> Option<u32>) -> Result<Option<u32>, Error> {
+    let what = format!("read the table {table}");
+    Ok(ask(&get_table(table), &what, take)?.pop())
+}
+
+/// Removes what chains a slot has, and says how many; the one with the jump goes before the one that is
+/// jumped to.
+fn remove_old(slot: Slot, batch: &mut Batch) -> Result<u32, Error> {
     let table = table_of(slot);
+    let mut removed = 0;
     for name in chain_names(slot) {
         if find_chain(&table, &name)?.is_some() {
             batch.delete_chain(&table, &name);
+            removed += 1;
         }
     }
-    Ok(())
+    Ok(removed)
 }
 
 fn find_chain(table: &TableId, name: &str) -> Result<Option<HeldChain>, Error> {

@@ -136,6 +136,11 @@ pub(crate) fn table_flags(body: &[u8]) -> Option<u32> {
     attribute(body.get(4..)?, 2).and_then(u32_be)
 }
 
+/// How many chains and sets are in the table that the body of a message is about.
+pub(crate) fn table_uses(body: &[u8]) -> Option<u32> {
+    attribute(body.get(4..)?, 3).and_then(u32_be)
+}
+
 /// The number in the body of a message about a generation of the rules.
 pub(crate) fn generation(body: &[u8]) -> Option<u32> {
     attribute(body.get(4..)?, 1).and_then(u32_be)
@@ -240,7 +245,7 @@ mod tests {
             for message in messages(&bytes) {
                 let _ = (outcome(message), counted(message.body), elements(message.body));
                 let _ = (HeldChain::of_message(message.body), Held::of_message(message.body));
-                let _ = table_flags(message.body);
+                let _ = (table_flags(message.body), table_uses(message.body));
             }
             let _ = (counted(&bytes), elements(&bytes), Held::of_message(&bytes).to_string());
         }

@@ -150,6 +150,29 @@ async fn a_batch_that_fails_half_way_leaves_nothing_and_the_next_succeeds() {
     assert_eq!(fence::present(&world).await.expect("slots"), [slot(1)]);
 }
 
+/// The last chain takes the table along, with the set that all slots of it shared; not what is somebody
+/// else's in there.
+#[tokio::test]
+async fn a_table_goes_with_its_last_chain() {
+    let (world, netns) = world().await;
+    let tables = || netns.exec("nft list tables netdev");
+    for n in [1, 2, 200] {
+        netns.exec(&format!("ip tuntap add pt{n} mode tap"));
+        fence::attach(&world, slot(n), &SlotFence::new(GROUP)).await.expect("the fence");
+    }
+    fence::detach(&world, slot(200)).await.expect("gone");
+    assert_eq!(tables().trim(), "table netdev postern_0");
+    netns.exec("nft add chain netdev postern_0 alien");
+    fence::detach(&world, slot(1)).await.expect("gone");
+    fence::detach(&world, slot(2)).await.expect("gone");
+    assert!(netns.exec("nft list ruleset").contains("chain alien"), "somebody else's");
+    netns.exec("nft delete chain netdev postern_0 alien");
+    assert_eq!(fence::detach(&world, slot(2)).await.expect("nothing of it is left"), 1);
+    assert_eq!(tables().trim(), "");
+    fence::attach(&world, slot(1), &SlotFence::new(GROUP)).await.expect("with its table");
+    fence::verify(&world, slot(1), &SlotFence::new(GROUP)).await.expect("whole");
+}
+
 /// Attack B16. A table that is dormant has all its chains and filters nothing: the chains alone do
 /// not say that it stands.
 #[tokio::test]
