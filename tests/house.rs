@@ -147,6 +147,9 @@ fn only_what_is_recorded_or_shown_reads_the_wall_clock() {
             continue;
         }
         let code = code(&text);
+        for call in ["unixepoch", "CURRENT_TIMESTAMP", "CLOCK_REALTIME"] {
+            assert!(!code.contains(call), "{relative} reads the wall clock by {call}");
+        }
         let others = code.matches("SystemTime::now()").count()
             - dated.iter().map(|form| code.matches(form).count()).sum::<usize>();
         let allowed = allowed.iter().find(|(file, _)| *file == relative).map_or(0, |(_, n)| *n);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fault::Point;
+use nix::time::ClockId;
 use policy::{Policy, Revision, SandboxName, Slot, TenantName};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
@@ -41,9 +42,13 @@ const TABLES: &str = "
     INSERT INTO counter VALUES ('revision', 0), ('incarnation', 0);
 ";
 
-/// Slots that were given up, and when, in Unix seconds.
+/// Slots that were given up, and when: by the clock that nobody sets, of one boot of this host.
 const RESTS: &str = "
-    CREATE TABLE IF NOT EXISTS rest (slot INTEGER PRIMARY KEY, since INTEGER NOT NULL) STRICT;
+    CREATE TABLE IF NOT EXISTS resting (
+        slot  INTEGER PRIMARY KEY,
+        boot  TEXT NOT NULL,
+        since INTEGER NOT NULL
+    ) STRICT;
 ";
 
 /// A sandbox as the journal has it.
@@ -60,6 +65,24 @@ pub(crate) struct Record {
     pub(crate) reason: Option<String>,
     pub(crate) process: Option<vmm::Process>,
     pub(crate) created: SystemTime,
+}
+
+/// How long this boot of the host has lasted. No change of the wall clock moves it, and it runs on
+/// while the host is suspended.
+struct Uptime {
+    boot: String,
+    seconds: u64,
+}
+
+impl Uptime {
+    fn now() -> Self {
+        let since_boot =
+            nix::time::clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |now| now.tv_sec());
+        Self {
+            boot: vmm::boot_id().unwrap_or_default(),
+            seconds: u64::try_from(since_boot).unwrap_or_default(),
+        }
+    }
 }
 
 /// The store. Clones share it.
@@ -184,9 +207,10 @@ impl Store {
     pub(crate) async fn forget(&self, name: &SandboxName) -> Result<(), Error> {
         let name = name.to_string();
         self.run("forgetting a sandbox", move |store| {
+            let Uptime { boot, seconds } = Uptime::now();
             store.execute(
-                "INSERT OR REPLACE INTO rest SELECT slot, unixepoch() FROM sandbox WHERE name = ?1",
-                [&name],
+                "INSERT OR REPLACE INTO resting SELECT slot, ?2, ?3 FROM sandbox WHERE name = ?1",
+                params![name, boot, seconds],
             )?;
             store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
             let gone = store.execute("DELETE FROM sandbox WHERE name = ?1", [name])?;
@@ -197,12 +221,22 @@ impl Store {
         .map(|_| fault::at(Point::SandboxForgotten))
     }
 
-    /// The slots that were given up less than `pause` ago.
+    /// The slots that were given up less than `pause` ago, or in another boot: how long ago that was,
+    /// no clock can tell.
     pub(crate) async fn resting(&self, pause: Duration) -> Result<Vec<Slot>, Error> {
         self.run("reading the slots that rest", move |store| {
-            store.execute("DELETE FROM rest WHERE since + ?1 < unixepoch()", [pause.as_secs()])?;
+            let Uptime { boot, seconds } = Uptime::now();
+            // Those of another boot begin anew: nothing here outlives a boot, so one rest is enough.
+            store.execute(
+                "UPDATE resting SET boot = ?1, since = ?2 WHERE boot <> ?1",
+                params![boot, seconds],
+            )?;
+            store.execute(
+                "DELETE FROM resting WHERE since + ?1 < ?2",
+                params![pause.as_secs(), seconds],
+            )?;
             let slots: Vec<u16> = store
-                .prepare("SELECT slot FROM rest")?
+                .prepare("SELECT slot FROM resting")?
                 .query_map([], |row| row.get(0))?
                 .collect::<rusqlite::Result<_>>()?;
             Ok(slots.into_iter().filter_map(Slot::new).collect())
@@ -364,6 +398,28 @@ mod tests {
         let scopes: Vec<_> =
             store.policies().await.unwrap().into_iter().map(|(scope, ..)| scope).collect();
         assert_eq!(scopes, ["sandbox/b"]);
+    }
+
+    /// Promise 28. The clock on the wall may say what it will.
+    #[tokio::test]
+    async fn a_rest_goes_by_the_clock_of_the_boot_and_begins_anew_after_a_boot() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("postern.db")).unwrap();
+        store.insert(record("a", 1), "{}".to_owned()).await.unwrap();
+        store.forget(&"a".parse().unwrap()).await.unwrap();
+        let rests = async || !store.resting(Duration::from_secs(60)).await.unwrap().is_empty();
+        let change = async |columns: &'static str| {
+            let update = format!("UPDATE resting SET {columns}");
+            store.run("changing a rest", move |store| store.execute(&update, [])).await.unwrap();
+        };
+        assert!(rests().await);
+        change("since = since - 50").await;
+        assert!(rests().await, "not yet long enough");
+        change("since = since - 3600, boot = 'another'").await;
+        assert!(rests().await, "who knows how long ago that was");
+        assert!(rests().await, "and it is not over at the next look");
+        change("since = since - 61").await;
+        assert!(!rests().await, "an hour of this boot is enough");
     }
 
     /// What an earlier version took, this one reads.

@@ -184,7 +184,9 @@ impl HostProcess {
     }
 }
 
-fn boot_id() -> Option<String> {
+/// Which boot of the host this is; none where the kernel does not say.
+#[must_use]
+pub fn boot_id() -> Option<String> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(text.trim().to_owned())
 }
