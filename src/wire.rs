@@ -272,4 +272,8 @@ pub struct Health {
     /// Tasks that ended by a panic since the start: each is a bug.
     #[serde(default)]
     pub panics: u64,
+    /// Slots that nobody gets, because something of their last guest is still there: a tap, or a fence
+    /// to which somebody else's rule leads. It is tried again and again to take it away.
+    #[serde(default)]
+    pub stuck_slots: usize,
 }

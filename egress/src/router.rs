@@ -6,7 +6,7 @@
 mod refence;
 mod rejudge;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixListener;
@@ -244,12 +244,14 @@ impl Router {
         &self.shared.own
     }
 
-    /// The slots whose tap exists in the kernel, attached or not, in order.
+    /// The slots of which the kernel has a tap or any part of a fence, attached or not.
     ///
     /// # Errors
     /// When the kernel cannot be asked.
-    pub async fn present(&self) -> Result<Vec<Slot>, Error> {
-        link::list(&self.shared.world).await
+    pub async fn present(&self) -> Result<BTreeSet<Slot>, Error> {
+        let world = &self.shared.world;
+        let (taps, fences) = (link::list(world).await?, fence::present(world).await?);
+        Ok(taps.into_iter().chain(fences).collect())
     }
 
     /// The fence as text, in nft syntax: what is meant to be in the kernel.

@@ -1,10 +1,13 @@
 //! One task per sandbox, the only writer of its state: it asks the machine what comes next, notes it
-//! in the journal, does it, and publishes. Verbs are queued; a caller that goes away changes nothing.
+//! in the journal, does it, and publishes. Verbs are queued; a caller that goes away changes nothing,
+//! and a panic is the failure of what was being done.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fault::Point;
+use futures_util::FutureExt;
 use policy::audit::{Kind, Outcome};
 use policy::{AuditRecord, PolicyHandle, PolicyMode, Trail};
 use tokio::sync::{mpsc, watch};
@@ -20,8 +23,9 @@ use crate::store::{Record, Store};
 
 /// How often a running process is looked at.
 const LOOK: Duration = Duration::from_millis(500);
-/// The pause before undoing one thing is tried again.
+/// The pause before one thing is tried again, and the longest to which it grows where it is tried often.
 const RETRY: Duration = Duration::from_millis(200);
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
 
 /// What others see of a sandbox's driver.
 #[derive(Clone, Debug)]
@@ -58,13 +62,24 @@ impl Task {
     /// Runs until the sandbox is gone, and then gives the task for the last word; or until the
     /// daemon stops listening to it.
     pub(crate) async fn run(mut self) -> Option<Self> {
+        // The machine and the record say what may be there whenever a panic strikes: they move on only
+        // after what they tell of.
+        while AssertUnwindSafe(self.travel()).catch_unwind().await.is_err() {
+            if !self.broke().await {
+                break;
+            }
+        }
+        (self.machine.state() == State::Gone).then_some(self)
+    }
+
+    async fn travel(&mut self) {
         let began = Instant::now();
         loop {
             let Some(act) = self.machine.next() else {
                 if self.settle().await {
                     continue;
                 }
-                return (self.machine.state() == State::Gone).then_some(self);
+                return;
             };
             self.publish(Some(act));
             tracing::debug!(sandbox = %self.record.name, doing = act.doing(), ms = began.elapsed().as_millis(), "act");
@@ -73,11 +88,17 @@ impl Task {
             // has it as running.
             match self.note().await {
                 Err(error) if act.makes() && !self.machine.greeted() => {
-                    self.refused(act, error).await;
+                    if !self.refused(act, error).await {
+                        return;
+                    }
                     continue;
                 }
                 Err(error) => self.unnoted(&error),
                 Ok(()) => {}
+            }
+            if act == Act::RaiseFence {
+                // It may have been shut in until now.
+                self.record.reason = None;
             }
             let (before, after) = act.points();
             fault::at(before);
@@ -94,25 +115,93 @@ impl Task {
             fault::at(after);
             match done {
                 Ok(()) => self.machine.done(act),
-                Err(error) => self.refused(act, error).await,
+                Err(error) => {
+                    if !self.refused(act, error).await {
+                        return;
+                    }
+                }
             }
         }
     }
 
-    async fn refused(&mut self, act: Act, error: Error) {
+    /// An act failed; gives whether the journey goes on.
+    async fn refused(&mut self, act: Act, error: Error) -> bool {
         tracing::warn!(sandbox = %self.record.name, doing = act.doing(), error = chain(&error), "act failed");
+        if error.is_lasting() {
+            self.machine.failed_for_good(act);
+        } else {
+            self.machine.failed(act);
+        }
+        let again = self.machine.next() == Some(act);
+        if again && act.makes() {
+            return self.shut_in(error).await;
+        }
         self.blame(error);
-        self.machine.failed(act);
-        if self.machine.next() == Some(act) {
+        if again {
             tokio::time::sleep(RETRY).await;
         }
+        true
+    }
+
+    /// The fence of a guest that ran before this daemon could not be raised. Shuts it in and says so, and
+    /// waits for the next try or for whoever wants it removed; gives whether the journey goes on.
+    async fn shut_in(&mut self, error: Error) -> bool {
+        // However far the raising got: the link is down, and the slot free for the next try.
+        if let Err(error) = self.acts.perform(Act::LowerFence, &mut self.record, true).await {
+            tracing::warn!(sandbox = %self.record.name, error = chain(&error), "fence not lowered");
+        }
+        let tries = u32::from(self.machine.tries());
+        self.record.reason = Some(format!("shut in until its fence stands: {}", chain(&error)));
+        if tries == 1 {
+            self.audit(Outcome::Fail, "taken over");
+        }
+        self.publish(None);
+        let pause = RETRY.saturating_mul(1 << tries.min(5)).min(LONGEST_RETRY);
+        tokio::select! {
+            verb = self.verbs.recv() => match verb {
+                Some(Verb::Remove) => self.machine.remove(),
+                None => return false,
+            },
+            () = tokio::time::sleep(pause) => drop(self.ended()),
+        }
+        true
+    }
+
+    /// Whether the process of a guest that runs has ended by itself; the machine knows it then.
+    fn ended(&mut self) -> bool {
+        let ended = !self.acts.is_running(&self.record);
+        if ended {
+            self.record.reason = Some("its microVM ended by itself".to_owned());
+            self.machine.process_gone();
+        }
+        ended
+    }
+
+    /// A bug, but this sandbox's own: it ends like an act that failed, and can be removed. Gives whether
+    /// the journey goes on.
+    async fn broke(&mut self) -> bool {
+        let act = self.machine.next();
+        let error = Error::Step {
+            doing: act.map_or("looking after", Act::doing),
+            name: self.record.name.clone(),
+            source: Error::Panicked.into(),
+        };
+        if let Some(act) = act {
+            return self.refused(act, error).await;
+        }
+        self.blame(error);
+        match self.published.borrow().doing {
+            // Nobody was told that it rests, and a creation is whole or nothing.
+            Some(_) if self.record.state == State::Creating => self.machine.remove(),
+            _ => self.machine.process_gone(),
+        }
+        tokio::time::sleep(RETRY).await;
+        true
     }
 
     /// The first error is the reason, and what the caller who waits is told.
     fn blame(&mut self, error: Error) {
-        if self.record.reason.is_none() {
-            self.record.reason = Some(chain(&error));
-        }
+        self.record.reason.get_or_insert_with(|| chain(&error));
         let error = Arc::new(error);
         self.published.send_modify(|seen| {
             seen.error.get_or_insert(error);
@@ -136,7 +225,7 @@ impl Task {
                 });
                 tokio::time::sleep(LOOK).await;
             }
-            self.audit("removed");
+            self.audit(Outcome::Allow, "removed");
             return false;
         }
         let mut noted = true;
@@ -151,7 +240,8 @@ impl Task {
             noted = false;
         }
         fault::at(Point::RunningNoted);
-        self.audit(state.as_str());
+        let outcome = if state == State::Failed { Outcome::Fail } else { Outcome::Allow };
+        self.audit(outcome, state.as_str());
         self.publish(None);
         let mut look = tokio::time::interval(LOOK);
         loop {
@@ -165,9 +255,7 @@ impl Task {
                 },
                 _ = look.tick(), if state == State::Running || !noted => {
                     noted = noted || self.note().await.is_ok();
-                    if state == State::Running && !self.acts.is_running(&self.record) {
-                        self.record.reason = Some("its microVM ended by itself".to_owned());
-                        self.machine.process_gone();
+                    if state == State::Running && self.ended() {
                         return true;
                     }
                 }
@@ -195,11 +283,7 @@ impl Task {
         });
     }
 
-    fn audit(&self, what: &str) {
-        let outcome = match self.machine.state() {
-            State::Failed => Outcome::Fail,
-            _ => Outcome::Allow,
-        };
+    fn audit(&self, outcome: Outcome, what: &str) {
         let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, outcome);
         record.sandbox = Some(self.record.name.clone());
         record.tenant = Some(self.record.tenant.clone());

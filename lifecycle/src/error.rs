@@ -130,9 +130,20 @@ pub enum Error {
     /// What ended a journey that several callers may wait for.
     #[error(transparent)]
     Shared(std::sync::Arc<Self>),
+    /// What was being done panicked.
+    #[error("it broke off: this is a bug of Postern's, and the daemon's log says where")]
+    Panicked,
     /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping,
+}
+
+impl Error {
+    /// Whether trying again cannot help: a tap that is gone does not come back to what held it.
+    pub(crate) fn is_lasting(&self) -> bool {
+        matches!(self, Self::Step { source, .. }
+            if matches!(source.downcast_ref(), Some(egress::Error::NoTap(_))))
+    }
 }
 
 /// An error with its causes, in one line.

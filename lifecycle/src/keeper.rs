@@ -3,6 +3,8 @@
 //! Every verb checks its input whole before anything happens. A journey that a caller began goes on
 //! when the caller goes away.
 
+mod birth;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,16 +20,16 @@ use policy::{
 };
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::acts::{Acts, Hypervisors};
 use crate::config::Config;
 use crate::driver::{Handle, Published, Task, Verb};
 use crate::error::{Error, Field};
-use crate::machine::Machine;
+use crate::machine::{Left, Machine};
 use crate::policies::{self, Policies, PolicyChange, Scope};
 use crate::reconcile;
-use crate::sandbox::{Actor, CreateSpec, Progress, Sandbox};
+use crate::sandbox::{Actor, Sandbox};
 use crate::slots::Slots;
 use crate::state::State;
 use crate::store::{Record, Store};
@@ -45,7 +47,8 @@ struct Shared {
     policies: Arc<Policies>,
     trail: Trail,
     handles: Mutex<BTreeMap<SandboxName, Handle>>,
-    slots: Mutex<Slots>,
+    slots: Slots,
+    _clearing: AbortOnDropHandle<()>,
     /// One birth at a time takes a name and a slot.
     births: tokio::sync::Mutex<()>,
     drivers: TaskTracker,
@@ -59,8 +62,11 @@ impl Keeper {
         let policies = Arc::new(Policies::open(store.clone()).await?);
         let config = Arc::new(config);
         let hypervisors = Arc::new(Hypervisors::new(&config));
+        let slots = Slots::new(config.slots, config.hold_down);
+        let clearing = reconcile::clear_stuck(router.clone(), slots.clone());
         let keeper = Self(Arc::new(Shared {
-            slots: Mutex::new(Slots::new(config.slots, config.hold_down)),
+            _clearing: AbortOnDropHandle::new(tokio::spawn(clearing)),
+            slots,
             config,
             router,
             hypervisors,
@@ -82,15 +88,15 @@ impl Keeper {
         let shared = &self.0;
         let records = shared.store.sandboxes().await?;
         for slot in shared.store.resting(shared.config.hold_down).await? {
-            locked(&shared.slots).rest(slot, Instant::now());
+            shared.slots.rest(slot, Instant::now());
         }
         for slot in reconcile::sweep(&shared.router, &records).await? {
-            locked(&shared.slots).take_this(slot);
+            shared.slots.keep(slot);
         }
         fault::at(Point::OrphansSwept);
         let mut journeys = Vec::new();
         for mut record in records {
-            locked(&shared.slots).take_this(record.slot);
+            shared.slots.take_this(record.slot);
             let machine = reconcile::judge(&shared.hypervisors, &mut record).await;
             journeys.push(self.drive(record, machine).await);
             fault::at(Point::SandboxTakenUp);
@@ -101,76 +107,6 @@ impl Keeper {
         Ok(())
     }
 
-    /// Makes a sandbox and waits until its guest answers. On an error nothing of it is left.
-    pub async fn create(
-        &self,
-        spec: CreateSpec,
-        actor: &Actor,
-        progress: impl FnMut(Progress),
-    ) -> Result<Sandbox, Error> {
-        spec.check()?;
-        policies::check(&spec.policy, &Scope::Sandbox(spec.name.clone()))?;
-        self.0.hypervisors.check(spec.driver)?;
-        let (keeper, actor) = (self.clone(), actor.clone());
-        let mut handle = self.whole(async move { keeper.bear(spec, &actor).await }).await?;
-        let seen = handle.rest(progress).await;
-        match seen.error {
-            Some(error) if seen.state != State::Running => Err(Error::Shared(error)),
-            _ if seen.state == State::Gone => Err(Error::NotFound(handle.record.name.to_string())),
-            _ => Ok(self.view(&handle)),
-        }
-    }
-
-    /// Journals a sandbox and starts its driver.
-    async fn bear(&self, spec: CreateSpec, actor: &Actor) -> Result<Handle, Error> {
-        let shared = &self.0;
-        let scope = Scope::Sandbox(spec.name.clone());
-        let birth = shared.births.lock().await;
-        if self.handle(&spec.name).is_ok() {
-            return Err(Error::Exists(spec.name));
-        }
-        let limit = shared.config.tenant_slots;
-        let theirs = |handle: &&Handle| handle.record.tenant == spec.tenant;
-        if locked(&shared.handles).values().filter(theirs).count() >= usize::from(limit) {
-            return Err(Error::Quota { tenant: spec.tenant, limit });
-        }
-        let slot = {
-            let mut slots = locked(&shared.slots);
-            slots.take(Instant::now()).ok_or_else(|| Error::Full(slots.count()))?
-        };
-        let mut record = Record {
-            name: spec.name,
-            tenant: spec.tenant,
-            driver: spec.driver,
-            slot,
-            incarnation: 0,
-            memory_mib: spec.memory_mib,
-            vcpus: spec.vcpus,
-            state: State::Creating,
-            reason: None,
-            process: None,
-            created: SystemTime::now(),
-        };
-        let document = spec.policy.to_json().to_string();
-        let mut writing = shared.policies.write().await;
-        let (incarnation, revision) = match shared.store.insert(record.clone(), document).await {
-            Ok(numbers) => numbers,
-            Err(error) => {
-                locked(&shared.slots).give_back(slot, Instant::now());
-                return Err(error);
-            }
-        };
-        record.incarnation = incarnation;
-        writing.hold(scope, spec.policy, revision);
-        drop(writing);
-        let mut control = self.control(&record, actor, "sandbox create".to_owned());
-        control.revision = Some(revision);
-        shared.trail.record(control);
-        let handle = self.drive(record, Machine::create()).await;
-        drop(birth);
-        Ok(handle)
-    }
-
     /// Does what changes the journal to its end, even when the caller goes away meanwhile: what was
     /// written and what is in force must not part.
     async fn whole<T: Send + 'static>(
@@ -179,7 +115,7 @@ impl Keeper {
     ) -> Result<T, Error> {
         match self.0.drivers.spawn(act).await {
             Ok(done) => done,
-            Err(lost) if lost.is_panic() => std::panic::resume_unwind(lost.into_panic()),
+            Err(lost) if lost.is_panic() => Err(Error::Panicked),
             Err(_) => Err(Error::Stopping),
         }
     }
@@ -403,6 +339,12 @@ impl Keeper {
         crate::acts::exec(&self.0.router, &handle.record, exec).await
     }
 
+    /// How many slots are kept from use because something of their last guest would not go.
+    #[must_use]
+    pub fn stuck_slots(&self) -> usize {
+        self.0.slots.stuck().len()
+    }
+
     /// Lets drivers finish what they are at, then stops. MicroVMs go on running.
     pub async fn close(&self) {
         self.0.drivers.close();
@@ -465,8 +407,11 @@ impl Keeper {
             if let Some(gone) = task.run().await {
                 // Name and slot are free before anybody hears that it is gone.
                 locked(&shared.handles).remove(&gone.record.name);
-                if !gone.machine.tainted() {
-                    locked(&shared.slots).give_back(gone.record.slot, Instant::now());
+                match gone.machine.left() {
+                    Left::Nothing => shared.slots.give_back(gone.record.slot, Instant::now()),
+                    Left::Network => shared.slots.keep(gone.record.slot),
+                    // Until the next start, which looks for the process again.
+                    Left::Process => {}
                 }
                 gone.publish(None);
             }

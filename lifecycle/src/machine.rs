@@ -91,23 +91,34 @@ pub(crate) struct Machine {
     goal: Goal,
     made: Made,
     tries: u8,
-    /// The tap or the fence could not be undone: the slot must not be given to another.
-    tainted: bool,
+    left: Left,
+}
+
+/// What of a sandbox could not be undone and is left behind; more, the further down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Left {
+    Nothing,
+    /// Its tap or parts of its fence, which need nothing of the sandbox to be taken away later.
+    Network,
+    /// Perhaps its process, which has the slot's user.
+    Process,
 }
 
 /// How often undoing one thing is tried before it is left behind.
 const TRIES: u8 = 3;
+/// How often the fence of a sandbox that is taken over is tried before the sandbox is given up.
+const TAKEOVER_TRIES: u8 = 60;
 
 impl Machine {
     /// A sandbox of which nothing exists yet.
     pub(crate) const fn create() -> Self {
-        Self { goal: Goal::Run, made: Made::NOTHING, tries: 0, tainted: false }
+        Self { goal: Goal::Run, made: Made::NOTHING, tries: 0, left: Left::Nothing }
     }
 
     /// A sandbox that ran before this daemon did: all is there but the fence, which is raised anew.
     pub(crate) const fn adopt() -> Self {
         let made = Made { fence: false, greeted: true, ..Made::ANYTHING };
-        Self { goal: Goal::Run, made, tries: 0, tainted: false }
+        Self { goal: Goal::Run, made, tries: 0, left: Left::Nothing }
     }
 
     /// A sandbox that an earlier daemon left half made, half removed or failed.
@@ -116,7 +127,7 @@ impl Machine {
             State::Running | State::Failed => Goal::Fail,
             State::Creating | State::Deleting | State::Gone => Goal::Remove,
         };
-        Self { goal, made: Made::ANYTHING, tries: 0, tainted: false }
+        Self { goal, made: Made::ANYTHING, tries: 0, left: Left::Nothing }
     }
 
     /// Its state. One that is adopted runs all the while: were it noted as anything else until its
@@ -171,9 +182,11 @@ impl Machine {
         }
     }
 
-    /// The act failed. Making turns round and undoes; undoing is tried again, then left behind.
-    pub(crate) const fn failed(&mut self, act: Act) {
+    /// The act failed. Making turns round and undoes; undoing is tried again, then left behind. The
+    /// fence of a sandbox that ran before is tried for longer: it is shut in meanwhile.
+    pub(crate) fn failed(&mut self, act: Act) {
         match act {
+            Act::RaiseFence if self.made.greeted && self.tries < TAKEOVER_TRIES => self.tries += 1,
             Act::MakeTap | Act::RaiseFence | Act::StartProcess | Act::GreetAgent => {
                 // It may have got half way, so it is undone too.
                 self.goal = if self.made.greeted { Goal::Fail } else { Goal::Remove };
@@ -190,24 +203,40 @@ impl Machine {
             Act::StopProcess | Act::LowerFence | Act::DeleteTap | Act::RemoveFiles => {
                 self.tries += 1;
                 if self.tries >= TRIES {
-                    self.tainted |= !matches!(act, Act::RemoveFiles);
+                    self.left = self.left.max(match act {
+                        Act::StopProcess => Left::Process,
+                        Act::LowerFence | Act::DeleteTap => Left::Network,
+                        _ => Left::Nothing,
+                    });
                     self.done(act);
                 }
             }
         }
     }
 
+    /// The act failed, and would again.
+    pub(crate) fn failed_for_good(&mut self, act: Act) {
+        self.tries = u8::MAX - 1;
+        self.failed(act);
+    }
+
     /// Somebody wants it removed.
     pub(crate) const fn remove(&mut self) {
-        self.goal = Goal::Remove;
+        self.turn(Goal::Remove);
     }
 
     /// Its process ended by itself.
     pub(crate) const fn process_gone(&mut self) {
         if matches!(self.goal, Goal::Run) {
-            self.goal = if self.made.greeted { Goal::Fail } else { Goal::Remove };
-            self.tries = 0;
+            self.turn(if self.made.greeted { Goal::Fail } else { Goal::Remove });
         }
+    }
+
+    const fn turn(&mut self, goal: Goal) {
+        self.goal = goal;
+        // What ran before this daemon did has the fence of an earlier one, until it is raised anew.
+        self.made.fence |= self.made.process;
+        self.tries = 0;
     }
 
     /// Whether its guest has answered, in this journey or for an earlier daemon.
@@ -215,9 +244,14 @@ impl Machine {
         self.made.greeted
     }
 
-    /// Whether its slot must be kept from others although it is gone.
-    pub(crate) const fn tainted(&self) -> bool {
-        self.tainted
+    /// How often what comes next has failed.
+    pub(crate) const fn tries(&self) -> u8 {
+        self.tries
+    }
+
+    /// What of it is still there although it is gone: its slot must be kept from others.
+    pub(crate) const fn left(&self) -> Left {
+        self.left
     }
 }
 
@@ -290,11 +324,44 @@ mod tests {
 
     /// Promise 28.
     #[test]
-    fn a_slot_whose_tap_would_not_go_is_never_given_away() {
-        let mut machine = Machine::leftover(State::Deleting);
-        run(&mut machine, &[false, false, true, true, true]);
-        assert_eq!(machine.state(), State::Gone);
-        assert!(machine.tainted());
+    fn what_would_not_go_is_known_when_the_sandbox_is_gone() {
+        for (fails, left) in [
+            (&[false; 5], Left::Nothing),
+            (&[false, false, true, true, true], Left::Network),
+            (&[true, true, true, false, false], Left::Process),
+            (&[true; 5], Left::Process),
+        ] {
+            let mut machine = Machine::leftover(State::Deleting);
+            run(&mut machine, fails);
+            assert_eq!(machine.state(), State::Gone);
+            assert_eq!(machine.left(), left);
+        }
+    }
+
+    /// Promise 16.
+    #[test]
+    fn the_fence_of_a_sandbox_that_is_taken_over_is_tried_long_and_not_for_ever() {
+        let mut machine = Machine::adopt();
+        for _ in 0..TAKEOVER_TRIES {
+            assert_eq!((machine.next(), machine.state()), (Some(Act::RaiseFence), State::Running));
+            machine.failed(Act::RaiseFence);
+        }
+        let mut late = machine.clone();
+        late.done(Act::RaiseFence);
+        assert_eq!((late.next(), late.state()), (None, State::Running));
+        machine.failed(Act::RaiseFence);
+        assert_eq!((machine.next(), machine.state()), (Some(Act::StopProcess), State::Failed));
+    }
+
+    #[test]
+    fn what_an_earlier_daemon_fenced_is_lowered_though_the_fence_was_never_raised_anew() {
+        for give_up in [Machine::remove, Machine::process_gone] {
+            let mut machine = Machine::adopt();
+            machine.failed(Act::RaiseFence);
+            give_up(&mut machine);
+            let acts = run(&mut machine, &[]);
+            assert!(acts.contains(&(Act::LowerFence, true)), "{acts:?}");
+        }
     }
 
     proptest! {

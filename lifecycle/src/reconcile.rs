@@ -2,15 +2,22 @@
 //! what an earlier daemon left half done is finished or undone.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use egress::Router;
+use fault::Point;
 use policy::Slot;
+use tokio::time::{Instant, sleep};
 
 use crate::acts::Hypervisors;
-use crate::error::Error;
+use crate::error::{Error, chain};
 use crate::machine::Machine;
+use crate::slots::Slots;
 use crate::state::State;
 use crate::store::Record;
+
+/// How often it is tried to take away what is left in a slot.
+const CLEAR_AGAIN: Duration = Duration::from_secs(2);
 
 /// Where a sandbox of an earlier daemon stands: adopted when it was running and its process still
 /// is; otherwise on its way down, with the reason where it had none.
@@ -24,25 +31,48 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
     Machine::leftover(record.state)
 }
 
-/// Takes away the taps and fences of slots that no sandbox in the journal has; gives the slots whose
-/// tap would not go.
+/// Takes away the taps and fences of slots that no sandbox in the journal has; gives the slots of which
+/// something would not go.
 pub(crate) async fn sweep(router: &Router, records: &[Record]) -> Result<Vec<Slot>, Error> {
-    let fail = |doing| move |source| Error::Router { doing, source: Box::new(source) };
+    let present = router.present().await.map_err(|source| Error::Router {
+        doing: "listing the taps and fences",
+        source: Box::new(source),
+    })?;
     let owned: BTreeSet<Slot> = records.iter().map(|record| record.slot).collect();
-    let mut kept = Vec::new();
-    for slot in router.present().await.map_err(fail("listing the taps"))? {
-        if owned.contains(&slot) {
-            continue;
-        }
-        tracing::warn!(%slot, "tap without a sandbox: removed");
-        router.detach(slot).await.map_err(fail("lowering a fence nobody owns"))?;
-        fault::at(fault::Point::OrphanFenceLowered);
-        if let Err(error) = router.delete_tap(slot).await {
-            tracing::error!(%slot, %error, "tap not deleted");
-            kept.push(slot);
+    let mut stuck = Vec::new();
+    for &slot in present.difference(&owned) {
+        tracing::warn!(%slot, "tap or fence without a sandbox");
+        if let Err(error) = clear(router, slot).await {
+            tracing::error!(%slot, error = chain(&error), "slot kept from use");
+            stuck.push(slot);
         }
     }
-    Ok(kept)
+    Ok(stuck)
+}
+
+/// Tries again and again to take away what is left in the slots that are stuck, and gives those back of
+/// which nothing is.
+pub(crate) async fn clear_stuck(router: Router, slots: Slots) {
+    loop {
+        sleep(CLEAR_AGAIN).await;
+        for slot in slots.stuck() {
+            match clear(&router, slot).await {
+                Ok(()) => {
+                    tracing::info!(%slot, "nothing is left in it: the slot may be used again");
+                    slots.give_back(slot, Instant::now());
+                }
+                Err(error) => tracing::debug!(%slot, error = chain(&error), "slot still stuck"),
+            }
+        }
+    }
+}
+
+/// Takes away what the kernel has of a slot that nobody owns: each part, whatever happens to the others.
+async fn clear(router: &Router, slot: Slot) -> Result<(), egress::Error> {
+    let lowered = router.detach(slot).await;
+    fault::at(Point::OrphanFenceLowered);
+    let deleted = router.delete_tap(slot).await;
+    lowered.and(deleted)
 }
 
 #[cfg(test)]

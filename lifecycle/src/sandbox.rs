@@ -68,7 +68,7 @@ pub struct Sandbox {
     pub driver: Driver,
     /// Its state.
     pub state: State,
-    /// Why it failed, if it did.
+    /// Why it failed, or why it is shut in although it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Its slot.

@@ -2,41 +2,94 @@
 //! longest first, so that whatever the kernel still holds for the last guest has time to die.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use policy::Slot;
 use tokio::time::Instant;
 
-/// The slots of this node.
+/// The slots of this node. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Slots(Arc<Mutex<Table>>);
+
 #[derive(Debug)]
-pub(crate) struct Slots {
+struct Table {
     highest: u16,
     hold_down: Duration,
     last: u16,
     taken: BTreeSet<Slot>,
+    /// Taken, though by nobody: something of the last guest is still there.
+    stuck: BTreeSet<Slot>,
     held: BTreeMap<Slot, Instant>,
 }
 
 impl Slots {
     /// Slots 1 to `highest`, all free.
     pub(crate) fn new(highest: u16, hold_down: Duration) -> Self {
-        let highest = highest.clamp(1, Slot::MAX);
-        Self { highest, hold_down, last: 0, taken: BTreeSet::new(), held: BTreeMap::new() }
+        Self(Arc::new(Mutex::new(Table {
+            highest: highest.clamp(1, Slot::MAX),
+            hold_down,
+            last: 0,
+            taken: BTreeSet::new(),
+            stuck: BTreeSet::new(),
+            held: BTreeMap::new(),
+        })))
     }
 
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        usize::from(self.highest)
+        usize::from(self.table().highest)
     }
 
     /// Marks a slot as taken, as found in the journal.
-    pub(crate) fn take_this(&mut self, slot: Slot) {
+    pub(crate) fn take_this(&self, slot: Slot) {
+        self.table().take_this(slot);
+    }
+
+    /// Takes a free slot, going round.
+    pub(crate) fn take(&self, now: Instant) -> Option<Slot> {
+        self.table().take(now)
+    }
+
+    /// Keeps a slot from all until it is given back.
+    pub(crate) fn keep(&self, slot: Slot) {
+        let mut table = self.table();
+        table.taken.insert(slot);
+        table.stuck.insert(slot);
+    }
+
+    /// The slots that are kept from all.
+    pub(crate) fn stuck(&self) -> Vec<Slot> {
+        self.table().stuck.iter().copied().collect()
+    }
+
+    /// Gives a slot back; it is held for a while.
+    pub(crate) fn give_back(&self, slot: Slot, now: Instant) {
+        let mut table = self.table();
+        table.stuck.remove(&slot);
+        if table.taken.remove(&slot) {
+            table.rest(slot, now);
+        }
+    }
+
+    /// Holds a free slot for a while.
+    pub(crate) fn rest(&self, slot: Slot, now: Instant) {
+        self.table().rest(slot, now);
+    }
+
+    /// Each change is whole before the next can panic.
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn take_this(&mut self, slot: Slot) {
         self.taken.insert(slot);
         self.last = self.last.max(slot.number());
     }
 
-    /// Takes a free slot, going round.
-    pub(crate) fn take(&mut self, now: Instant) -> Option<Slot> {
+    fn take(&mut self, now: Instant) -> Option<Slot> {
         self.held.retain(|_, until| *until > now);
         let (start, end) = (self.last + 1, self.highest);
         let free = (start..=end)
@@ -48,15 +101,7 @@ impl Slots {
         Some(free)
     }
 
-    /// Gives a slot back; it is held for a while.
-    pub(crate) fn give_back(&mut self, slot: Slot, now: Instant) {
-        if self.taken.remove(&slot) {
-            self.rest(slot, now);
-        }
-    }
-
-    /// Holds a free slot for a while.
-    pub(crate) fn rest(&mut self, slot: Slot, now: Instant) {
+    fn rest(&mut self, slot: Slot, now: Instant) {
         self.held.insert(slot, now + self.hold_down);
     }
 }
@@ -69,7 +114,7 @@ mod tests {
     #[test]
     fn a_slot_is_held_back_before_another_gets_it() {
         let start = Instant::now();
-        let mut slots = Slots::new(2, Duration::from_secs(3));
+        let slots = Slots::new(2, Duration::from_secs(3));
         let first = slots.take(start).unwrap();
         let second = slots.take(start).unwrap();
         assert_ne!(first, second);
@@ -79,10 +124,24 @@ mod tests {
         assert_eq!(slots.take(start + Duration::from_secs(4)), Some(first));
     }
 
+    /// Promise 28.
+    #[test]
+    fn a_slot_that_is_stuck_is_nobodys_until_it_is_given_back_and_has_rested() {
+        let start = Instant::now();
+        let slots = Slots::new(1, Duration::from_secs(3));
+        let slot = slots.take(start).unwrap();
+        slots.keep(slot);
+        let later = start + Duration::from_secs(3600);
+        assert_eq!((slots.take(later), slots.stuck()), (None, vec![slot]));
+        slots.give_back(slot, later);
+        assert_eq!((slots.take(later), slots.stuck()), (None, vec![]), "it rests");
+        assert_eq!(slots.take(later + Duration::from_secs(4)), Some(slot));
+    }
+
     #[test]
     fn the_slot_that_was_free_longest_comes_first() {
         let now = Instant::now();
-        let mut slots = Slots::new(3, Duration::ZERO);
+        let slots = Slots::new(3, Duration::ZERO);
         let first = slots.take(now).unwrap();
         slots.give_back(first, now);
         assert_eq!(slots.take(now).map(Slot::number), Some(2));

@@ -26,6 +26,7 @@ pub(crate) async fn health(State(api): State<Api>, caller: Caller) -> Json<Healt
         sandboxes: api.0.keeper.list(caller.tenant()).len(),
         audit_lost: api.0.audit.dropped(),
         panics: telemetry::panics(),
+        stuck_slots: api.0.keeper.stuck_slots(),
     })
 }
 

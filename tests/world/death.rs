@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use fault::{On, Point};
 use policy::Slot;
 use serde_json::json;
-use world::client::{self, AT_ONCE};
+use world::client::{self, AT_ONCE, PATIENT};
+use world::poll::eventually;
 use world::{Guest, Site, World, allow};
 
 use crate::crash::taps;
@@ -259,6 +260,96 @@ fn a_policy_write_that_panicked_is_in_force_once_it_is_repeated() {
         assert_eq!(guest.curl(&[&url]).code, 6, "no such name");
     }
     assert_eq!(world.origin.connections(old.ip).len(), asked);
+}
+
+/// Promise 21. Attack K07. A panic in its driver is an act that failed: the caller is told, and name and
+/// slot are free again.
+#[test]
+fn a_panic_at_any_step_of_a_creation_leaves_nothing_of_it() {
+    // Fewer slots than steps.
+    let world = World::with("[guests]\nsandboxes = 4\nslot_rest = \"0ms\"\n");
+    let api = world.site("api");
+    drop(world.guest(&allow(&[&api])));
+    let before = inventory(&world);
+    for point in points(On::Create) {
+        let (name, at) = (world.fresh_name(), point.name());
+        world.daemon().arm(point, "panic");
+        let broken = world.create(&name, "default", &allow(&[&api]));
+        assert!(world.daemon().was_struck(), "{at}: {}", broken.text);
+        assert_eq!(broken.status, 500, "{at}: {}", broken.text);
+        assert_eq!(agreed(&world, at), BTreeSet::new(), "{at}");
+        let again = world.create(&name, "default", &allow(&[&api]));
+        assert_eq!(again.status, 201, "{at}: {}", again.text);
+        Guest::behind(&world, &name, again.json).reaches(&api);
+        assert_eq!(agreed(&world, at), BTreeSet::new(), "{at}: removed");
+    }
+    let left: Vec<_> = inventory(&world).difference(&before).cloned().collect();
+    assert!(left.is_empty(), "{left:#?}");
+}
+
+/// Promise 20. Attack K07. What was being undone is undone again.
+#[test]
+fn a_panic_at_any_step_of_a_removal_leaves_nothing_all_the_same() {
+    let world = World::new();
+    let api = world.site("api");
+    let other = world.guest(&allow(&[&api]));
+    for point in points(On::Remove) {
+        let at = point.name();
+        let guest = world.guest(&allow(&[&api]));
+        world.daemon().arm(point, "panic");
+        let path = format!("/v1/sandboxes/{}", guest.name);
+        let removed = world.api("DELETE", &path, &[]);
+        assert!(world.daemon().was_struck(), "{at}: {}", removed.text);
+        // A journal that cannot be written is told at once, and written later.
+        let told = if point == Point::SandboxToForget { 500 } else { 204 };
+        assert_eq!(removed.status, told, "{at}: {}", removed.text);
+        eventually(&format!("{at}: it is gone"), PATIENT, || {
+            (world.api("GET", &path, &[]).status == 404).then_some(())
+        });
+        assert_eq!(agreed(&world, at), BTreeSet::from([other.name.clone()]), "{at}");
+    }
+    other.reaches(&api);
+}
+
+/// Promise 16. Attack K07. One of two guests that are taken over goes on a little later, or has failed
+/// with a reason and can be removed; the other does not notice.
+#[test]
+fn a_panic_over_a_guest_that_is_taken_over_is_that_guests_only() {
+    let world = World::new();
+    let api = world.site("api");
+    let guests = [world.guest(&allow(&[&api])), world.guest(&allow(&[&api]))];
+    let shown =
+        |guest: &Guest<'_>| world.api("GET", &format!("/v1/sandboxes/{}", guest.name), &[]).json;
+    for point in OF_ADOPTION {
+        world.daemon().kill();
+        world.daemon().arm(point, "panic");
+        world.daemon().start(&world.host);
+        assert!(world.daemon().was_struck(), "{}", point.name());
+        if point == Point::RunningNoted {
+            break;
+        }
+        eventually(&format!("{}: both work", point.name()), PATIENT, || {
+            let url = format!("https://{}/", api.name);
+            let works = |guest: &Guest<'_>| guest.curl(&["-m", "2", &url]).status == 200;
+            guests.iter().all(works).then_some(())
+        });
+        for guest in &guests {
+            assert_eq!(shown(guest)["reason"], serde_json::Value::Null, "{}", point.name());
+        }
+    }
+    let (failed, works) = if shown(&guests[0])["state"] == "failed" {
+        (&guests[0], &guests[1])
+    } else {
+        (&guests[1], &guests[0])
+    };
+    let state = shown(failed);
+    assert_eq!(state["state"], "failed", "{state}");
+    assert!(state["reason"].as_str().is_some_and(|it| it.contains("bug")), "{state}");
+    works.reaches(&api);
+    assert!(failed.run(|| client::connect(api.at(443), AT_ONCE)).is_err(), "it got out");
+    let removed = world.api("DELETE", &format!("/v1/sandboxes/{}", failed.name), &[]);
+    assert_eq!(removed.status, 204, "{}", removed.text);
+    assert_eq!(agreed(&world, "removed"), BTreeSet::from([works.name.clone()]));
 }
 
 /// The audit loses at most the line it died in, and goes on behind it.

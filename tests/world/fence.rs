@@ -9,7 +9,7 @@ use world::netns::Netns;
 use world::poll::eventually;
 use world::{Guest, World, allow};
 
-fn nft(namespace: &Netns, rules: &str) {
+pub(crate) fn nft(namespace: &Netns, rules: &str) {
     let mut child = namespace.command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn();
     let mut stdin = child.as_mut().expect("nft").stdin.take().expect("a pipe");
     std::io::Write::write_all(&mut stdin, rules.as_bytes()).expect("its rules");
@@ -17,13 +17,13 @@ fn nft(namespace: &Netns, rules: &str) {
     assert!(child.expect("nft").wait().expect("nft").success(), "{rules}");
 }
 
-fn listed(world: &World) -> String {
+pub(crate) fn listed(world: &World) -> String {
     let out = world.taps.command("nft").args(["-s", "list", "ruleset"]).output().expect("nft");
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
 /// The table that holds the chains of a guest.
-fn table_of(world: &World, guest: &Guest<'_>) -> String {
+pub(crate) fn table_of(world: &World, guest: &Guest<'_>) -> String {
     let chain = format!("chain in_pt{} {{", guest.slot.number());
     let listed = listed(world);
     let (head, _) = listed.split_once(&chain).expect("the guest's chain");

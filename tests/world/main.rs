@@ -18,6 +18,7 @@ mod exec;
 mod external;
 mod fence;
 mod flood;
+mod foreign;
 mod frames;
 mod fullness;
 mod hellos;
