@@ -10,6 +10,7 @@ mod node;
 mod question;
 mod body;
 mod listen;
+mod strangers;
 mod caller;
 mod answer;
 

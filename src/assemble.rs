@@ -40,7 +40,7 @@ pub async fn serve(config: Config) -> Result<(), Error> {
     }
     let _lock = lock(&config.state_dir)?;
     let (trail, records) = Trail::bounded(config.audit.queue);
-    let audit = AuditLog::open(&config.audit, trail.clone(), records)?;
+    let audit = AuditLog::open(&config.audit, records)?;
     let served = guarded(&config, &trail, &audit, asked).await;
     let closing = audit.clone();
     // Joining a thread must not hold up the runtime.

@@ -1,12 +1,13 @@
 //! The audit's one writer: takes records from the trail, joins equal refusals, keeps them as JSON
 //! lines on a bounded piece of disk, and shows them to those who ask or follow.
 //!
-//! Never holds traffic up: a full disk or a slow follower loses records, and the loss is counted
-//! and itself recorded, as a gap.
+//! Never holds traffic up: a full queue, a full disk or a slow follower loses records, and the loss is
+//! counted and itself recorded, as a gap.
 
 pub mod filter;
+mod readers;
 mod past;
-mod gap;
+mod untold;
 mod coalesce;
 mod files;
 
@@ -14,21 +15,25 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use std::{fs, io, thread};
 
-use policy::{AuditRecord, Trail};
-use tokio::sync::{Semaphore, broadcast};
+use policy::audit::{Kind, Outcome};
+use policy::trail::{Gap, Owner, Records};
+use policy::{AuditRecord, TenantName};
+use tokio::sync::broadcast;
 
 use crate::auditlog::coalesce::Coalescer;
-use crate::auditlog::files::{Files, Owner, Position};
+use crate::auditlog::files::{Files, Position};
 use crate::auditlog::filter::Filter;
-use crate::auditlog::gap::{Gap, lost};
+use crate::auditlog::readers::Readers;
+use crate::auditlog::untold::{Untold, Why};
 use crate::config::Audit;
 use crate::error::Error;
+
+pub use readers::{OPEN as MOST_OPEN, Reader};
 
 /// Refusals are equal only within this time.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -44,8 +49,6 @@ const BEHIND: usize = 4096;
 const TICK: Duration = Duration::from_millis(100);
 /// How often a disk that was full is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Questions about the past answered at once; each reads files.
-const QUERIES: usize = 4;
 
 /// The audit as others see it. Clones share one.
 #[derive(Clone, Debug)]
@@ -59,7 +62,7 @@ struct Shared {
     dropped: AtomicU64,
     closing: AtomicBool,
     writer: Mutex<Option<JoinHandle<()>>>,
-    queries: Arc<Semaphore>,
+    readers: Readers,
 }
 
 /// How much is on disk.
@@ -79,11 +82,25 @@ struct Line {
     json: Arc<str>,
 }
 
+/// Records of the past as JSON lines, oldest first.
+#[derive(Debug)]
+pub struct Past {
+    lines: VecDeque<String>,
+    _reader: Reader,
+}
+
+impl Iterator for Past {
+    type Item = String;
+    fn next(&mut self) -> Option<String> {
+        self.lines.pop_front()
+    }
+}
+
 /// Records as they are written, those before `Follow` was asked for first.
 #[derive(Debug)]
 pub struct Follow {
     filter: Filter,
-    past: VecDeque<String>,
+    past: Option<Past>,
     /// The groups that are in the past.
     seen: u64,
     lines: broadcast::Receiver<Line>,
@@ -91,17 +108,16 @@ pub struct Follow {
 
 impl AuditLog {
     /// Opens the folder, making it if missing, and starts the writer.
-    pub fn open(
-        config: &Audit,
-        trail: Trail,
-        records: Receiver<AuditRecord>,
-    ) -> Result<Self, Error> {
+    pub fn open(config: &Audit, records: Records) -> Result<Self, Error> {
         let prepare = |doing, source| Error::Prepare { doing, path: config.dir.clone(), source };
         // Who reached what is not for everybody on the host.
         let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(&config.dir);
         made.map_err(|e| prepare("making the audit folder", e))?;
-        let files = Files::open(&config.dir, config.file_size.0, config.total_size.0)
+        let room = config.total_size.0.saturating_sub(untold::SIZE as u64);
+        let files = Files::open(&config.dir, config.file_size.0, room)
             .map_err(|e| prepare("opening the audit in", e))?;
+        let untold = Untold::open(&config.dir)
+            .map_err(|e| prepare("reading what was not told of the audit in", e))?;
         let shared = Arc::new(Shared {
             dir: config.dir.clone(),
             written: Mutex::new(Written { groups: 0, ends: files.ends() }),
@@ -109,59 +125,70 @@ impl AuditLog {
             dropped: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             writer: Mutex::new(None),
-            queries: Arc::new(Semaphore::new(QUERIES)),
+            readers: Readers::new(),
         });
         let writer = Writer {
             shared: Arc::clone(&shared),
             files,
             coalescer: Coalescer::new(WINDOW, HELD),
-            trail,
-            gaps: BTreeMap::new(),
+            records,
+            untold,
+            failing: false,
             last_tried: Instant::now(),
         };
         let thread = thread::Builder::new()
             .name("audit".into())
-            .spawn(move || writer.run(&records))
+            .spawn(move || writer.run())
             .map_err(|e| prepare("starting the writer of", e))?;
         *shared.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(Self(shared))
     }
 
-    /// Records that were lost since the start: by a full queue, or because the disk was full.
+    /// Decisions whose records were lost since the start, by a full queue or a full disk: as many as
+    /// the gaps count.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.0.dropped.load(Ordering::Relaxed)
     }
 
-    /// The newest `limit` records that pass, oldest first, as JSON lines.
-    pub async fn query(&self, filter: Filter, limit: usize) -> io::Result<VecDeque<String>> {
-        self.past(self.written(), filter, limit).await
+    /// The right to ask one question, for this tenant or the operator; none if it has as many open as
+    /// it may, which is [`MOST_OPEN`].
+    #[must_use]
+    pub fn reader(&self, whose: Option<&TenantName>) -> Option<Reader> {
+        self.0.readers.admit(whose)
+    }
+
+    /// The newest `limit` records that pass, oldest first.
+    pub async fn query(&self, reader: Reader, filter: Filter, limit: usize) -> io::Result<Past> {
+        self.past(reader, self.written(), filter, limit).await
     }
 
     /// The newest `limit` records that pass, then every one that is written from now on, without
     /// a gap or a repeat between.
-    pub async fn follow(&self, filter: Filter, limit: usize) -> io::Result<Follow> {
+    pub async fn follow(&self, reader: Reader, filter: Filter, limit: usize) -> io::Result<Follow> {
         let lines = self.0.lines.subscribe();
         let seen = self.written();
         let groups = seen.groups;
-        let past = self.past(seen, filter.clone(), limit).await?;
+        let past = Some(self.past(reader, seen, filter.clone(), limit).await?);
         Ok(Follow { filter, past, seen: groups, lines })
     }
 
     async fn past(
         &self,
+        reader: Reader,
         written: Written,
         filter: Filter,
         limit: usize,
-    ) -> io::Result<VecDeque<String>> {
-        let turn = Arc::clone(&self.0.queries).acquire_owned().await.map_err(io::Error::other)?;
+    ) -> io::Result<Past> {
+        let turn = reader.turn().await?;
         let dir = self.0.dir.clone();
         let read = move || {
-            // Reading goes on when whoever asked has left, so the turn is the reader's.
+            // Reading goes on when whoever asked has left, so the turn is the reading's.
             let _turn = turn;
             past::newest(&dir, &written.ends, &filter, limit)
         };
-        tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
+        let lines = tokio::task::spawn_blocking(read).await.map_err(io::Error::other)??;
+        Ok(Past { lines, _reader: reader })
     }
 
     /// Writes what has been recorded so far, and ends the writer. Blocks until that is done.
@@ -182,9 +209,10 @@ impl Follow {
     /// The next line; none when the daemon stops. A follower that was too slow is told how many
     /// lines it missed by a record of its own.
     pub async fn next(&mut self) -> Option<Arc<str>> {
-        if let Some(line) = self.past.pop_front() {
+        if let Some(line) = self.past.as_mut().and_then(Iterator::next) {
             return Some(line.into());
         }
+        self.past = None;
         loop {
             match self.lines.recv().await {
                 Ok(line) => {
@@ -194,8 +222,7 @@ impl Follow {
                     }
                 }
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    let record = lost(missed, "this follower was too slow");
-                    return serde_json::to_string(&record).ok().map(Into::into);
+                    return serde_json::to_string(&too_slow(missed)).ok().map(Into::into);
                 }
                 Err(broadcast::error::RecvError::Closed) => return None,
             }
@@ -203,35 +230,44 @@ impl Follow {
     }
 }
 
+/// What a follower is told in place of what it missed.
+fn too_slow(missed: u64) -> AuditRecord {
+    AuditRecord {
+        count: Some(missed),
+        detail: Some("records lost: this follower was too slow".to_owned()),
+        ..AuditRecord::new(SystemTime::now(), Kind::Gap, Outcome::Fail)
+    }
+}
+
 struct Writer {
     shared: Arc<Shared>,
     files: Files,
     coalescer: Coalescer,
-    trail: Trail,
-    /// What could not be written, by whose it was.
-    gaps: BTreeMap<Owner, Gap>,
+    records: Records,
+    untold: Untold,
+    /// Whether it was logged that the disk takes nothing.
+    failing: bool,
     last_tried: Instant,
 }
 
 impl Writer {
-    fn run(mut self, records: &Receiver<AuditRecord>) {
+    fn run(mut self) {
         let mut synced = true;
         loop {
             let closing = self.shared.closing.load(Ordering::Acquire);
             let mut batch = Vec::new();
-            let first =
-                if closing { records.try_recv().ok() } else { records.recv_timeout(TICK).ok() };
+            let first = if closing { self.records.take() } else { self.records.take_within(TICK) };
             let now = Instant::now();
             let idle = first.is_none();
-            for record in first.into_iter().chain(records.try_iter()).take(BATCH) {
+            for record in first.into_iter().chain(self.records.drain()).take(BATCH) {
                 self.coalescer.push(record, now, &mut batch);
             }
             self.coalescer.end(now, &mut batch);
             if closing && idle {
                 self.coalescer.end_all(&mut batch);
             }
-            self.note_losses(&mut batch);
-            synced &= batch.is_empty() && self.gaps.is_empty();
+            self.note_missing();
+            synced &= batch.is_empty() && self.untold.is_empty();
             self.write(batch);
             if self.last_tried.elapsed() >= AGAIN {
                 self.tell_gaps();
@@ -246,13 +282,26 @@ impl Writer {
         }
     }
 
-    fn note_losses(&mut self, batch: &mut Vec<AuditRecord>) {
-        let lost = self.trail.take_lost();
-        if lost > 0 {
-            tracing::error!(lost, "the audit queue was full");
-            self.shared.dropped.fetch_add(lost, Ordering::Relaxed);
-            batch.push(gap::lost(lost, "the audit queue was full"));
+    /// Counts what the queue had no room for, and shows it to followers.
+    fn note_missing(&mut self) {
+        for (owner, gap) in self.records.take_missing() {
+            let tenant = owner.as_ref().map(TenantName::as_str);
+            tracing::error!(lost = gap.count(), tenant, "the audit queue was full");
+            let record = gap.record(&owner, Why::QueueFull.as_str());
+            let json = serde_json::to_string(&record).unwrap_or_default();
+            self.show(None, record, json);
+            self.miss(owner, Why::QueueFull, gap);
         }
+    }
+
+    fn miss(&mut self, owner: Owner, why: Why, gap: Gap) {
+        self.shared.dropped.fetch_add(gap.count(), Ordering::Relaxed);
+        self.untold.add(owner, why, gap);
+    }
+
+    fn show(&self, group: Option<u64>, record: AuditRecord, json: String) {
+        // Fails only when nobody follows.
+        let _ = self.shared.lines.send(Line { group, record: Arc::new(record), json: json.into() });
     }
 
     /// Writes a batch in groups of one owner each, each whole or not at all, and shows all to followers
@@ -281,45 +330,49 @@ impl Writer {
             return;
         }
         let written = self.put(owner, &group.text);
-        if written.is_none() {
-            let count = u64::try_from(group.records.len()).unwrap_or(u64::MAX);
-            self.shared.dropped.fetch_add(count, Ordering::Relaxed);
-            let gap = self.gaps.entry(owner.clone()).or_insert_with(Gap::begin);
-            group.records.iter().for_each(|(record, _)| gap.add(record));
-        }
         for (record, json) in group.records {
-            let line = Line { group: written, record: Arc::new(record), json: json.into() };
-            // Fails only when nobody follows.
-            let _ = self.shared.lines.send(line);
+            if written.is_none() {
+                self.miss(owner.clone(), Why::Unwritten, Gap::of(&record));
+            }
+            self.show(written, record, json);
         }
     }
 
-    /// Says on disk what is missing there, as soon as that can be said; followers saw it all.
+    /// Says on disk what is missing there, as soon as that can be said, and keeps what cannot be;
+    /// followers saw it all.
     fn tell_gaps(&mut self) {
         self.last_tried = Instant::now();
-        let owners: Vec<Owner> = self.gaps.keys().cloned().collect();
-        for owner in owners {
+        for owner in self.untold.owners() {
             if self.put(&owner, "").is_none() {
-                return;
+                break;
             }
+        }
+        self.keep_untold();
+    }
+
+    fn keep_untold(&mut self) {
+        if let Err(error) = self.untold.keep() {
+            tracing::debug!(%error, "what is missing in the audit is not kept");
         }
     }
 
     /// Puts text behind what is missing before it; the number of the group, none if nothing of it
     /// could be written.
     fn put(&mut self, owner: &Owner, text: &str) -> Option<u64> {
-        let gap = self.gaps.get(owner);
-        let told = gap.map(|gap| gap.told(owner) + "\n").unwrap_or_default();
+        let told = self.untold.lines(owner);
         let end = match self.files.append(owner, (told + text).as_bytes()) {
             Ok(end) => end,
             Err(error) => {
-                if self.gaps.is_empty() {
+                if !std::mem::replace(&mut self.failing, true) {
                     tracing::error!(%error, dir = %self.shared.dir.display(), "audit not written");
                 }
                 return None;
             }
         };
-        if self.gaps.remove(owner).is_some() && self.gaps.is_empty() {
+        if self.untold.forget(owner) {
+            self.keep_untold();
+        }
+        if self.untold.is_empty() && std::mem::take(&mut self.failing) {
             tracing::warn!(dir = %self.shared.dir.display(), "audit written again");
         }
         let mut written = self.shared.written.lock().unwrap_or_else(PoisonError::into_inner);

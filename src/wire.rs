@@ -131,6 +131,10 @@ pub struct Sandbox {
     pub created: String,
     /// What went through since the daemon attached it.
     pub traffic: Traffic,
+    /// What the writer may not expect of the policy it was made with, one sentence each; told when it
+    /// is made, and never again.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub notes: Vec<String>,
 }
 
 /// Counters of a sandbox.

@@ -147,7 +147,7 @@ mod tests {
             ledger.dropped(start);
         }
         drop(ledger);
-        let records: Vec<_> = records.try_iter().collect();
+        let records: Vec<_> = records.drain().collect();
         assert_eq!(records.len(), RECORDS as usize + 2);
         let sum = |outcome| {
             let of = records.iter().filter(|record| record.outcome == outcome);

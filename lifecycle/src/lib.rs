@@ -24,6 +24,6 @@ mod error;
 pub use config::Config;
 pub use error::{Error, Field};
 pub use keeper::Keeper;
-pub use policies::{PolicyChange, Scope};
+pub use policies::{PolicyChange, Scope, notes};
 pub use sandbox::{Actor, CreateSpec, Driver, Progress, Sandbox};
 pub use state::State;

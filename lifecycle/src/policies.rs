@@ -175,12 +175,8 @@ impl Writing<'_> {
 
 /// What the writer of a policy may not expect of it in place of the one `before`, one sentence
 /// each. `own` are the addresses of this host.
-pub(crate) fn notes(
-    policy: &Policy,
-    before: &Policy,
-    scope: &Scope,
-    own: &OwnAddresses,
-) -> Vec<String> {
+#[must_use]
+pub fn notes(policy: &Policy, before: &Policy, scope: &Scope, own: &OwnAddresses) -> Vec<String> {
     let mut notes = policy.notes();
     for (at, rule) in policy.rules().iter().enumerate() {
         let shut = rule.effect == Effect::Allow;

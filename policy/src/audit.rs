@@ -1,12 +1,7 @@
-//! One record a decision, and the bounded queue it leaves by.
-//!
-//! Recording never blocks and never fails: a full queue counts what it lost, and the count is
-//! itself recorded by the reader. No secret and no query value is ever part of a record.
+//! One record a decision: what is written of it. No secret and no query value is ever part of one.
 
+use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -28,12 +23,13 @@ pub enum Kind {
     Frame,
     /// A change of policy, of a sandbox or of an assignment.
     Control,
-    /// Records that are missing: `count` of them, lost over `micros`.
+    /// Records that are missing: `count` of them, the last one at `time`, the first one `micros`
+    /// before that.
     Gap,
 }
 
 /// How it was decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// Let through; for a connection, written before its first payload byte leaves.
@@ -47,6 +43,18 @@ pub enum Outcome {
     Fail,
     /// An allowed connection ended; bytes and duration are final.
     Closed,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Allow => "allow",
+            Self::Observe => "observe",
+            Self::Deny => "deny",
+            Self::Fail => "fail",
+            Self::Closed => "closed",
+        })
+    }
 }
 
 /// One line of the audit. Fields that do not apply are left out of the JSON.
@@ -174,42 +182,13 @@ impl AuditRecord {
     }
 }
 
-/// Where records are handed in. Clones share one queue.
-#[derive(Clone, Debug)]
-pub struct Trail {
-    sender: SyncSender<AuditRecord>,
-    lost: Arc<AtomicU64>,
-}
-
-impl Trail {
-    /// A trail that holds at most `capacity` unread records, and its reading end.
-    #[must_use]
-    pub fn bounded(capacity: usize) -> (Self, Receiver<AuditRecord>) {
-        let (sender, receiver) = sync_channel(capacity);
-        (Self { sender, lost: Arc::default() }, receiver)
-    }
-
-    /// Hands in one record. Never blocks; a full queue counts it as lost.
-    pub fn record(&self, record: AuditRecord) {
-        if self.sender.try_send(record).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// How many records were lost since this was last asked.
-    #[must_use]
-    pub fn take_lost(&self) -> u64 {
-        self.lost.swap(0, Ordering::Relaxed)
-    }
-}
-
 /// Guest-chosen text made fit for a record: at most 253 characters, control characters escaped.
 #[must_use]
 pub fn shown(text: &str) -> String {
     text.chars().take(253).flat_map(|c| c.escape_debug()).collect()
 }
 
-mod rfc3339 {
+pub(crate) mod rfc3339 {
     use std::time::SystemTime;
 
     use serde::de::Error as _;
@@ -223,12 +202,12 @@ mod rfc3339 {
     const MICROSECONDS: &[BorrowedFormatItem<'_>] =
         format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
-    pub(super) fn serialize<S: Serializer>(time: &SystemTime, s: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(time: &SystemTime, s: S) -> Result<S::Ok, S::Error> {
         let text = OffsetDateTime::from(*time).format(MICROSECONDS);
         s.serialize_str(&text.map_err(serde::ser::Error::custom)?)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<SystemTime, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<SystemTime, D::Error> {
         let text = String::deserialize(d)?;
         OffsetDateTime::parse(&text, &Rfc3339).map(Into::into).map_err(D::Error::custom)
     }
@@ -237,17 +216,6 @@ mod rfc3339 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_full_trail_counts_what_it_lost_and_never_blocks() {
-        let (trail, records) = Trail::bounded(1);
-        for _ in 0..3 {
-            trail.record(AuditRecord::new(SystemTime::UNIX_EPOCH, Kind::Dns, Outcome::Deny));
-        }
-        assert_eq!(trail.take_lost(), 2);
-        assert_eq!(trail.take_lost(), 0);
-        assert_eq!(records.try_iter().count(), 1);
-    }
 
     #[test]
     fn a_record_survives_json() {

@@ -15,6 +15,7 @@ pub mod compile;
 pub mod flow;
 pub mod document;
 pub mod path;
+pub mod trail;
 pub mod audit;
 pub mod reason;
 pub mod class;
@@ -22,7 +23,7 @@ pub mod name;
 pub mod id;
 pub mod net;
 
-pub use audit::{AuditRecord, Trail};
+pub use audit::AuditRecord;
 pub use class::{AddressClass, OwnAddresses};
 pub use compile::{Compiled, PolicyHandle, Reach};
 pub use document::{
@@ -36,3 +37,4 @@ pub use name::{Authority, AuthorityHost, Host, Pattern};
 pub use net::Slot;
 pub use path::canonical_path;
 pub use reason::Code;
+pub use trail::{Records, Trail};

@@ -178,7 +178,11 @@ pub(crate) async fn admit(State(api): State<Api>, mut request: Request, next: Ne
     let origin = request.extensions().get::<Origin>().copied();
     let door = &api.0.door;
     let admitted = door.caller(origin, &request).and_then(|caller| {
-        door.seat(&caller, request.extensions().get::<Place>())?;
+        let place = request.extensions().get::<Place>();
+        door.seat(&caller, place)?;
+        if let Some(place) = place {
+            place.known();
+        }
         Ok(caller)
     });
     match admitted {

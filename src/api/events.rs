@@ -6,8 +6,8 @@ use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Response;
 use futures_util::stream;
-use policy::Code;
 use policy::audit::{Kind as RecordKind, Outcome};
+use policy::{Code, TenantName};
 use serde::de::DeserializeOwned;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -15,6 +15,7 @@ use time::format_description::well_known::Rfc3339;
 use crate::api::caller::Caller;
 use crate::api::sandboxes::json_lines;
 use crate::api::{Api, body};
+use crate::auditlog::MOST_OPEN;
 use crate::auditlog::filter::Filter;
 use crate::input;
 use crate::problem::{ErrorBody, Kind, Problem};
@@ -62,16 +63,26 @@ pub(crate) async fn events(
         tracing::error!(%error, "audit not readable");
         Problem::new(Kind::Failed, "the audit could not be read").fix("see the log of the daemon")
     };
+    let audit = &api.0.audit;
+    let reader = audit.reader(caller.tenant()).ok_or_else(|| too_many(&caller))?;
     if !asked.follow {
-        let found = api.0.audit.query(asked.filter, asked.limit).await.map_err(unread)?;
+        let found = audit.query(reader, asked.filter, asked.limit).await.map_err(unread)?;
         return Ok(json_lines(stream::iter(found)));
     }
-    let follow = api.0.audit.follow(asked.filter, asked.limit).await.map_err(unread)?;
+    let follow = audit.follow(reader, asked.filter, asked.limit).await.map_err(unread)?;
     let stop = api.0.stop.clone();
     Ok(json_lines(stream::unfold((follow, stop), |(mut follow, stop)| async move {
         let line = stop.run_until_cancelled(follow.next()).await??;
         Some((line.to_string(), (follow, stop)))
     })))
+}
+
+fn too_many(caller: &Caller) -> Problem {
+    let whose = caller.tenant().map(TenantName::as_str).unwrap_or_default();
+    let problem = format!("has {MOST_OPEN} questions to the audit open, as many as it may");
+    Problem::invalid("tenant", whose, problem)
+        .of(Kind::Quota)
+        .fix("read their answers to the end, or close them, and ask again")
 }
 
 struct Asked {

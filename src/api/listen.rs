@@ -1,5 +1,6 @@
 //! The listeners, and one HTTP connection after another: bounded in number, in time to the first
-//! request, and ended gracefully. Who is at the other end is noted here, from the kernel.
+//! request, and ended gracefully. Who is at the other end is noted here, from the kernel; of strangers
+//! there are few.
 
 use std::convert::Infallible;
 use std::fs::{self, Permissions};
@@ -23,6 +24,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use crate::api::caller::Origin;
+use crate::api::strangers::{Stranger, Strangers};
 use crate::config::Api as Config;
 use crate::error::Error;
 
@@ -48,10 +50,27 @@ pub enum Listener {
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     _held: Arc<OwnedSemaphorePermit>,
+    /// Over TCP: it may be anybody, until a request of it was let in.
+    stranger: Option<Arc<Stranger>>,
     of_tenant: Arc<OnceLock<OwnedSemaphorePermit>>,
 }
 
 impl Place {
+    /// It is known now who has it.
+    pub(crate) fn known(&self) {
+        if let Some(stranger) = &self.stranger {
+            stranger.known();
+        }
+    }
+
+    /// Ends when that has not been known for too long.
+    async fn overdue(&self) {
+        match &self.stranger {
+            Some(stranger) => stranger.overdue().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Takes one of a tenant's places for this connection, unless it has one; whether it has one now.
     pub(crate) fn among(&self, places: &Arc<Semaphore>) -> bool {
         if self.of_tenant.get().is_some() {
@@ -135,6 +154,7 @@ pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: Can
     for listener in listeners {
         // Each listener has places of its own: strangers on TCP cannot take the operator's.
         let (app, open) = (app.clone(), Arc::new(Semaphore::new(most)));
+        let strangers = Strangers::among(most);
         let (stop, connections) = (stop.clone(), connections.clone());
         doors.spawn(async move {
             while let Some(Ok(place)) =
@@ -145,7 +165,15 @@ pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: Can
                 };
                 match accepted {
                     Ok((io, origin)) => {
-                        let place = Place { _held: Arc::new(place), of_tenant: Arc::default() };
+                        let stranger = match origin {
+                            Origin::Unix { .. } => None,
+                            Origin::Tcp { from } => match strangers.admit(from.ip()) {
+                                Some(stranger) => Some(Arc::new(stranger)),
+                                None => continue,
+                            },
+                        };
+                        let held = Arc::new(place);
+                        let place = Place { _held: held, stranger, of_tenant: Arc::default() };
                         connections.spawn(one(io, origin, place, app.clone(), stop.clone()));
                     }
                     Err(error) => {
@@ -199,9 +227,10 @@ async fn one(
     app: Router,
     stop: CancellationToken,
 ) {
+    let served = place.clone();
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(origin);
-        request.extensions_mut().insert(place.clone());
+        request.extensions_mut().insert(served.clone());
         let app = app.clone();
         async move {
             let answer = app.oneshot(request.map(Body::new)).await;
@@ -216,6 +245,7 @@ async fn one(
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        () = place.overdue() => return,
         () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use lifecycle::CreateSpec;
+use lifecycle::{CreateSpec, Scope};
 use policy::{Policy, PolicyMode};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -69,10 +69,12 @@ pub(crate) async fn create(
     };
     let spec = api.spec(&caller, wanted)?;
     let (actor, name) = (caller.actor(), spec.name.clone());
+    let notes = api.notes(&spec);
     if !told_of_steps {
         let made = api.0.keeper.create(spec, &actor, |_| {}).await;
         let made = made.map_err(|error| caller.told(error))?;
-        return Ok((StatusCode::CREATED, Answer(api.shown(&made))).into_response());
+        let made = Sandbox { notes, ..api.shown(&made) };
+        return Ok((StatusCode::CREATED, Answer(made)).into_response());
     }
     let (steps, mut told) = mpsc::channel(STEPS);
     tokio::spawn(async move {
@@ -82,7 +84,7 @@ pub(crate) async fn create(
             let _ = steps.try_send(Step::Progress(Progress { doing, at_ms: step.at_ms }));
         };
         let end = match api.0.keeper.create(spec, &actor, progress).await {
-            Ok(made) => Step::Sandbox(Box::new(api.shown(&made))),
+            Ok(made) => Step::Sandbox(Box::new(Sandbox { notes, ..api.shown(&made) })),
             Err(error) => Step::Error(caller.told(error)),
         };
         let _ = steps.send(end).await;
@@ -245,6 +247,12 @@ impl Api {
         })
     }
 
+    /// What whoever makes it may not expect of its policy.
+    fn notes(&self, spec: &CreateSpec) -> Vec<String> {
+        let scope = Scope::Sandbox(spec.name.clone());
+        lifecycle::notes(&spec.policy, &Policy::default(), &scope, self.0.router.own())
+    }
+
     fn shown(&self, sandbox: &lifecycle::Sandbox) -> Sandbox {
         let meter = self.0.router.meter(sandbox.slot);
         let traffic = meter.map_or_else(Traffic::default, |meter| Traffic {
@@ -277,6 +285,7 @@ impl Api {
             pid: sandbox.pid,
             created: rfc3339(sandbox.created),
             traffic,
+            notes: Vec::new(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The API as callers meet it: the real keeper and router, the real listeners, the real client.
 //! What needs a network namespace fails for who may not make one.
 
+mod crowds;
 mod description;
 mod refusals;
 mod untimely;
@@ -19,6 +20,7 @@ use crate::wire;
 
 const OF_ACME: &str = "a token of acme";
 const OF_ALL: &str = "a token of everybody";
+const PLACES: usize = 64;
 
 struct Daemon {
     _dir: tempfile::TempDir,
@@ -58,7 +60,7 @@ impl Daemon {
         let config = Config::parse(&text).expect("valid");
         std::fs::create_dir_all(&config.state_dir).expect("folder");
         let (trail, records) = Trail::bounded(1024);
-        let audit = AuditLog::open(&config.audit, trail.clone(), records).expect("audit");
+        let audit = AuditLog::open(&config.audit, records).expect("audit");
         let resolver = dns::Resolver::new(config.resolver()).expect("resolver");
         let own = policy::OwnAddresses::default();
         let router = egress::Router::start(config.router(), resolver, own, trail.clone())
@@ -70,7 +72,7 @@ impl Daemon {
         let api = Api::new(&config, keeper.clone(), router, audit.clone(), stop.clone());
         let listeners = bind(&config.api).await.expect("listeners");
         let tcp = listeners.iter().find_map(Listener::address).expect("tcp").to_string();
-        let serving = tokio::spawn(serve(listeners, api.routes(), 64, stop.clone()));
+        let serving = tokio::spawn(serve(listeners, api.routes(), PLACES, stop.clone()));
         let local = Client::new(Endpoint::Socket(config.api.socket.clone()), None);
         Self { _dir: dir, netns, audit, keeper, stop, serving, local, tcp }
     }
@@ -176,6 +178,35 @@ async fn a_sandbox_is_made_given_a_policy_explained_and_removed() {
     removed.await.expect("removed");
     let gone = refusal(client, Method::GET, "/v1/sandboxes/demo", &[], Content::Nothing).await;
     assert_eq!(gone.code, Kind::NotFound);
+    daemon.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_makes_a_sandbox_is_told_what_its_policy_does_not_do() {
+    let daemon = Daemon::start().await;
+    let policy = json!({ "default": "allow", "rule": [{ "allow": ["127.0.0.1"] }] });
+    let body = json!({ "name": "demo", "driver": "external", "policy": policy });
+    let made: wire::Sandbox = daemon.local.post("/v1/sandboxes", &body).await.expect("made");
+    let change = daemon.local.send(
+        Method::PUT,
+        "/v1/sandboxes/demo/policy",
+        HeaderMap::new(),
+        Content::json(&policy).expect("json"),
+    );
+    let change: wire::Change = change.await.expect("set").json().await.expect("a change");
+    assert_eq!(made.notes, change.notes, "the same as who writes it later");
+    assert_eq!(made.notes.len(), 2, "{:?}", made.notes);
+    let body = json!({ "name": "other", "driver": "external", "policy": policy });
+    let path = "/v1/sandboxes?progress=true";
+    let content = Content::json(&body).expect("json");
+    let answer = daemon.local.send(Method::POST, path, HeaderMap::new(), content).await;
+    let told = answer.expect("begun").text().await.expect("told");
+    let last = serde_json::from_str(told.lines().next_back().expect("a last step"));
+    let Ok(wire::Step::Sandbox(last)) = last else { panic!("{told}") };
+    assert_eq!(last.notes, change.notes);
+    assert_eq!(daemon.create("plain", "default").await.notes, [""; 0]);
+    let shown: wire::Sandbox = daemon.local.get("/v1/sandboxes/demo").await.expect("shown");
+    assert_eq!(shown.notes, [""; 0]);
     daemon.end().await;
 }
 

@@ -12,10 +12,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use fault::Point;
-use policy::TenantName;
-
-/// Whose records; none for what is no tenant's.
-pub(crate) type Owner = Option<TenantName>;
+use policy::trail::Owner;
 
 /// Files that are kept open.
 const OPEN: usize = 32;

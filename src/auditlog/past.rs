@@ -7,8 +7,9 @@ use std::time::SystemTime;
 use std::{fs, io};
 
 use policy::AuditRecord;
+use policy::trail::Owner;
 
-use crate::auditlog::files::{self, Owner, Position};
+use crate::auditlog::files::{self, Position};
 use crate::auditlog::filter::Filter;
 
 type Found = VecDeque<(SystemTime, String)>;

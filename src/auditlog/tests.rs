@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use policy::Code;
-use policy::audit::{Kind, Outcome};
+use policy::{Code, Trail};
 
 use super::*;
 use crate::units::Size;
@@ -13,7 +12,7 @@ fn opened(dir: &Path, queue: usize) -> (AuditLog, Trail) {
     let config =
         Audit { dir: dir.to_owned(), file_size: Size(20_000), total_size: Size(60_000), queue };
     let (trail, records) = Trail::bounded(queue);
-    (AuditLog::open(&config, trail.clone(), records).expect("open"), trail)
+    (AuditLog::open(&config, records).expect("open"), trail)
 }
 
 fn record(sandbox: &str, code: Option<Code>) -> AuditRecord {
@@ -24,9 +23,13 @@ fn record(sandbox: &str, code: Option<Code>) -> AuditRecord {
     record
 }
 
+fn operator(log: &AuditLog) -> Reader {
+    log.reader(None).expect("as many as it likes")
+}
+
 async fn all(log: &AuditLog, filter: Filter, limit: usize) -> Vec<AuditRecord> {
-    let lines = log.query(filter, limit).await.expect("read");
-    lines.iter().map(|line| serde_json::from_str(line).expect("record")).collect()
+    let lines = log.query(operator(log), filter, limit).await.expect("read");
+    lines.map(|line| serde_json::from_str(&line).expect("record")).collect()
 }
 
 async fn until(mut holds: impl AsyncFnMut() -> bool) {
@@ -42,7 +45,7 @@ async fn until(mut holds: impl AsyncFnMut() -> bool) {
 #[tokio::test]
 async fn what_was_recorded_is_found_again_after_a_restart_within_the_bounds() {
     let dir = tempfile::tempdir().expect("folder");
-    let (log, trail) = opened(dir.path(), 1024);
+    let (log, trail) = opened(dir.path(), 2048);
     for n in 0..1000_u64 {
         let mut record = record(if n % 2 == 0 { "even" } else { "odd" }, None);
         record.flow = Some(n);
@@ -78,7 +81,7 @@ async fn a_follower_sees_the_past_and_the_present_without_gap_or_repeat() {
         })
     };
     until(async || !all(&log, Filter::default(), 9).await.is_empty()).await;
-    let mut follow = log.follow(Filter::default(), 1_000).await.expect("follow");
+    let mut follow = log.follow(operator(&log), Filter::default(), 1_000).await.expect("follow");
     let mut flows = Vec::new();
     while flows.last() != Some(&39) {
         let line = tokio::time::timeout(Duration::from_secs(5), follow.next()).await;
@@ -97,10 +100,16 @@ async fn a_question_whose_asker_has_left_keeps_its_turn_until_it_is_read() {
     fs::write(files::path(dir.path(), &None, 1), "{}\n".repeat(3_000_000)).expect("much to read");
     let (log, _trail) = opened(dir.path(), 16);
     let filter = Filter { sandbox: "a".parse().ok(), ..Filter::default() };
-    let asked = tokio::time::timeout(Duration::from_millis(20), log.query(filter, 1)).await;
+    let acme: TenantName = "acme".parse().expect("a name");
+    let turns = async || log.reader(Some(&acme)).expect("one of few").turn().await;
+    let asked = log.query(log.reader(Some(&acme)).expect("the first"), filter, 1);
+    let asked = tokio::time::timeout(Duration::from_millis(20), asked).await;
     assert!(asked.is_err(), "control: it takes longer");
-    assert_eq!(log.0.queries.available_permits(), QUERIES - 1);
-    until(async || log.0.queries.available_permits() == QUERIES).await;
+    let second = turns().await.expect("its second turn");
+    let third = tokio::time::timeout(Duration::from_millis(20), turns()).await;
+    assert!(third.is_err(), "the first is still taken");
+    turns().await.expect("and given back in the end");
+    drop(second);
     log.close();
 }
 
@@ -120,21 +129,73 @@ async fn equal_refusals_reach_the_disk_as_one_record_and_a_count() {
     log.close();
 }
 
-#[tokio::test]
-async fn records_lost_to_a_full_queue_are_counted_in_the_audit_itself() {
-    let dir = tempfile::tempdir().expect("folder");
-    let (trail, records) = Trail::bounded(1);
-    for _ in 0..10 {
-        trail.record(record("a", None));
-    }
-    let config = Audit { dir: dir.path().to_owned(), ..Audit::default() };
-    let log = AuditLog::open(&config, trail, records).expect("open");
-    until(async || log.dropped() == 9).await;
-    let told = async || {
-        let found = all(&log, Filter::default(), 9).await;
-        found.iter().any(|record| record.kind == Kind::Gap && record.count == Some(9))
+/// What the audit says is missing, by tenant and sandbox, and how many.
+async fn missing(log: &AuditLog) -> Vec<(Owner, Option<String>, u64)> {
+    let gaps = all(log, Filter { kind: Some(Kind::Gap), ..Filter::default() }, 99).await;
+    let told = |gap: AuditRecord| {
+        let sandbox = gap.sandbox.map(|sandbox| sandbox.to_string());
+        (gap.tenant, sandbox, gap.count.expect("how many"))
     };
-    until(told).await;
+    gaps.into_iter().map(told).collect()
+}
+
+/// Promise 50. Attack K10.
+#[tokio::test]
+async fn records_lost_to_a_full_queue_are_those_of_the_tenant_that_filled_it_and_told() {
+    let dir = tempfile::tempdir().expect("folder");
+    let (trail, records) = Trail::bounded(64);
+    let flooded = SystemTime::now();
+    let of = |tenant: &str, flow| {
+        let tenant = tenant.parse().ok();
+        AuditRecord { tenant, flow: Some(flow), ..record("one", None) }
+    };
+    (0..1000).for_each(|n| trail.record(of("loud", n)));
+    (0..10).for_each(|n| trail.record(of("quiet", n)));
+    let config = Audit { dir: dir.path().to_owned(), ..Audit::default() };
+    let log = AuditLog::open(&config, records).expect("open");
+    let loud: Owner = "loud".parse().ok();
+    let expected = (loud.clone(), Some("one".to_owned()), 1000 - 32);
+    until(async || missing(&log).await == std::slice::from_ref(&expected)).await;
+    assert_eq!(log.dropped(), 1000 - 32);
+    for (tenant, kept) in [("loud", 32), ("quiet", 10)] {
+        let filter = Filter { tenant: tenant.parse().ok(), ..Filter::default() };
+        let found = all(&log, filter, 999).await;
+        let flows: Vec<u64> = found.iter().filter_map(|record| record.flow).collect();
+        assert_eq!(flows, (0..kept).collect::<Vec<_>>(), "{tenant}");
+    }
+    let filter = Filter { tenant: loud, kind: Some(Kind::Gap), ..Filter::default() };
+    let [gap] = &all(&log, filter, 9).await[..] else { panic!("one gap") };
+    let took = Duration::from_micros(gap.micros.expect("over what time"));
+    let (first, now) = (gap.time - took, SystemTime::now());
+    assert!(flooded <= first + Duration::from_micros(1) && gap.time <= now, "{gap:?}");
+    log.close();
+}
+
+/// Promise 54.
+#[tokio::test]
+async fn a_gap_that_a_full_disk_kept_from_being_told_is_told_by_the_next_daemon() {
+    let dir = tempfile::tempdir().expect("folder");
+    let (log, trail) = opened(dir.path(), 64);
+    let of = |tenant: &str| AuditRecord { tenant: tenant.parse().ok(), ..record("one", None) };
+    trail.record(of("acme"));
+    until(async || all(&log, Filter::default(), 9).await.len() == 1).await;
+    // What is there can be written over; going on to a next file fails like a full disk.
+    let path = |number| files::path(dir.path(), &"acme".parse().ok(), number);
+    fs::create_dir(path(2)).expect("obstacle");
+    fs::remove_file(path(1)).expect("removed");
+    (0..7).for_each(|_| trail.record(of("acme")));
+    until(async || log.dropped() == 7).await;
+    log.close();
+    let (log, _trail) = opened(dir.path(), 64);
+    log.close();
+    fs::remove_dir(path(2)).expect("obstacle gone");
+    let (log, _trail) = opened(dir.path(), 64);
+    let expected = ("acme".parse().ok(), Some("one".to_owned()), 7);
+    until(async || missing(&log).await == std::slice::from_ref(&expected)).await;
+    log.close();
+    let (log, _trail) = opened(dir.path(), 64);
+    tokio::time::sleep(2 * AGAIN).await;
+    assert_eq!(missing(&log).await, [expected], "once");
     log.close();
 }
 
@@ -142,7 +203,7 @@ async fn records_lost_to_a_full_queue_are_counted_in_the_audit_itself() {
 async fn a_full_disk_loses_records_but_neither_the_writer_nor_the_followers() {
     let dir = tempfile::tempdir().expect("folder");
     let (log, trail) = opened(dir.path(), 64);
-    let mut follow = log.follow(Filter::default(), 0).await.expect("follow");
+    let mut follow = log.follow(operator(&log), Filter::default(), 0).await.expect("follow");
     // Every file from the second on is a folder: going on to it fails like a full disk.
     fs::create_dir(files::path(dir.path(), &None, 2)).expect("obstacle");
     for n in 0..200_u64 {
@@ -164,8 +225,9 @@ async fn a_full_disk_loses_records_but_neither_the_writer_nor_the_followers() {
     };
     until(told).await;
     let found = all(&log, Filter::default(), 999).await;
-    let missing: u64 = found.iter().filter_map(|record| record.count).sum();
-    let kept = found.iter().filter(|record| record.sandbox.is_some()).count();
+    let (gaps, kept): (Vec<_>, Vec<_>) = found.iter().partition(|one| one.kind == Kind::Gap);
+    let missing: u64 = gaps.iter().filter_map(|gap| gap.count).sum();
+    let kept = kept.len();
     assert_eq!((missing, kept), (log.dropped(), 201 - usize::try_from(missing).expect("few")));
     log.close();
 }

@@ -9,7 +9,7 @@ use policy::{Layer, Policy, SandboxName, TenantName};
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use crate::cli::screen::Screen;
+use crate::cli::screen::{Screen, noted};
 use crate::client::{Client, Content};
 use crate::error::{Error, in_file};
 use crate::problem::Problem;
@@ -63,7 +63,7 @@ impl Create {
                 Ok(Step::Progress(step)) => shown.step(&step.doing, step.at_ms),
                 Ok(Step::Sandbox(made)) => {
                     shown.end();
-                    return screen.either(&made, |made| done(made));
+                    return screen.either(&made, |made| noted(done(made), &made.notes));
                 }
                 Ok(Step::Error(problem)) => {
                     shown.end();
@@ -105,16 +105,6 @@ impl Create {
 }
 
 fn done(made: &Sandbox) -> String {
-    let done = what_is_done(made);
-    match made.mode {
-        Mode::Enforce => done,
-        Mode::Observe => format!(
-            "{done}\nnote: it is in mode observe: what its policy refuses passes and is only recorded"
-        ),
-    }
-}
-
-fn what_is_done(made: &Sandbox) -> String {
     match made.driver {
         Driver::Qemu => format!("{} is {}", made.name, made.state),
         Driver::External => format!(

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Method, header};
 use policy::{SandboxName, TenantName};
 use serde_json::{Map, Value, json};
 
-use crate::cli::screen::Screen;
+use crate::cli::screen::{Screen, noted};
 use crate::client::{Client, Content};
 use crate::error::{Error, in_file};
 use crate::problem::Problem;
@@ -250,7 +250,7 @@ fn told(screen: &Screen, change: &Change) -> Result<(), Error> {
             if *checked == 1 { "" } else { "s" },
             late.unwrap_or_default()
         );
-        notes.iter().fold(done, |told, note| format!("{told}\nnote: {note}"))
+        noted(done, notes)
     })
 }
 

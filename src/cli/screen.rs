@@ -122,6 +122,11 @@ pub(crate) fn fields(pairs: &[(&str, String)]) -> String {
     pairs.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// What was done, and what is to be noted about it, one a line.
+pub(crate) fn noted(done: String, notes: &[String]) -> String {
+    notes.iter().fold(done, |told, note| format!("{told}\nnote: {note}"))
+}
+
 /// Bytes for a person.
 pub(crate) fn bytes(n: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];

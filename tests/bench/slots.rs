@@ -73,7 +73,11 @@ async fn start(netns: &str) -> Router {
     let config = ResolverConfig { upstreams: vec![upstream], ..ResolverConfig::default() };
     let resolver = Resolver::new(config).expect("a resolver");
     let (trail, records) = Trail::bounded(1 << 16);
-    std::thread::spawn(move || records.into_iter().for_each(drop));
+    std::thread::spawn(move || {
+        loop {
+            let _ = records.take_within(Duration::from_secs(1));
+        }
+    });
     let config = Config {
         netns: netns.to_owned(),
         divert_port: 15_000,

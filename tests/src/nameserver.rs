@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -37,6 +37,7 @@ pub struct Nameserver {
     aliases: Arc<Mutex<HashMap<String, String>>>,
     asked: Arc<Mutex<Vec<Asked>>>,
     silent: Arc<Mutex<HashSet<String>>>,
+    flat: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Nameserver {
@@ -60,6 +61,14 @@ impl Nameserver {
     /// When the server panicked.
     pub fn silence(&self, name: &str) {
         self.silent.lock().expect("silent").insert(name.to_ascii_lowercase());
+    }
+
+    /// Questions for `name` are repeated in lower case from now on, however they came.
+    ///
+    /// # Panics
+    /// When the server panicked.
+    pub fn flatten(&self, name: &str) {
+        self.flat.lock().expect("flat").insert(name.to_ascii_lowercase());
     }
 
     /// `name` is another name for `target` from now on (CNAME).
@@ -125,10 +134,13 @@ impl Nameserver {
 
     fn answer(&self, query: &[u8], peer: SocketAddr) -> Option<Vec<u8>> {
         let query = Message::from_vec(query).ok()?;
-        let question = query.queries.first()?.clone();
+        let mut question = query.queries.first()?.clone();
         let name = question.name().to_ascii().to_ascii_lowercase();
         let name = name.trim_end_matches('.').to_owned();
         let kind = question.query_type();
+        if self.flat.lock().expect("flat").contains(&name) {
+            question = Query::query(question.name().to_lowercase(), kind);
+        }
         let mut table = self.table.lock().expect("table");
         let mut reply = Message::response(query.metadata.id, query.metadata.op_code);
         reply.metadata.recursion_desired = query.metadata.recursion_desired;

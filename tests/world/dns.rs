@@ -145,3 +145,30 @@ fn a_second_upstream_answers_for_a_first_that_is_down() {
     world.guest(&allow(&[&api])).reaches(&api);
     assert_ne!(world.sent_to([45, 66, 255, 1]), [], "control: the first one was asked");
 }
+
+/// Attack K06. What a guest can make the DNS library complain of is not for the daemon's log.
+#[test]
+fn neither_a_guests_messages_nor_the_answers_that_it_provokes_write_the_log() {
+    let world = World::new();
+    let flat = world.site("flat");
+    world.names.flatten(&flat.name);
+    let guest = world.guest(&allow(&[&flat]));
+    let mut broken_options = client::query(&flat.name, RecordType::A).to_vec().expect("a query");
+    // An option of two bytes, of which one is there.
+    *broken_options.last_mut().expect("their length") = 5;
+    broken_options.extend_from_slice(&[0, 10, 0, 2, 7]);
+    let told = guest.run(|| {
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("bind");
+        socket.set_read_timeout(Some(PATIENT)).expect("a limit");
+        socket.send_to(&broken_options, (GATEWAY_IP, 53)).expect("asked");
+        let mut reply = [0; 1500];
+        let length = socket.recv(&mut reply).expect("control: it was read");
+        Message::from_vec(&reply[..length]).expect("a reply")
+    });
+    assert_eq!(client::addresses(&told), [flat.ip], "{told}");
+    assert!(world.names.asked(&flat.name).len() > 1, "control: again, over TCP");
+    guest.event(&[("kind", "dns"), ("name", &flat.name)]);
+    let log = world.daemon().log();
+    let said: Vec<&str> = log.lines().filter(|line| line.contains("WARN hickory")).collect();
+    assert_eq!(said, [""; 0]);
+}

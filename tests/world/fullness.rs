@@ -183,6 +183,15 @@ fn gaps(world: &World) -> Vec<Value> {
     world.records("kind=gap")
 }
 
+/// How many records they say are missing.
+fn counted(gaps: &[Value]) -> u64 {
+    gaps.iter().map(|gap| gap["count"].as_u64().expect("each counts")).sum()
+}
+
+fn audit_lost(world: &World) -> u64 {
+    world.api("GET", "/v1/health", &[]).json["audit_lost"].as_u64().expect("a count")
+}
+
 /// Promise 54. A full audit disk holds up nothing, and what is missing is told in its place.
 #[test]
 fn on_a_full_audit_disk_traffic_goes_on_and_a_gap_is_told_when_there_is_room() {
@@ -192,7 +201,7 @@ fn on_a_full_audit_disk_traffic_goes_on_and_a_gap_is_told_when_there_is_room() {
     let (api, sink) = (world.site("api"), world.attacker());
     let guest = world.guest_of("acme", &allow(&[&api]));
     denied(&world, &guest, &sink);
-    let lost = || world.api("GET", "/v1/health", &[]).json["audit_lost"].as_u64().expect("a count");
+    let lost = || audit_lost(&world);
     for restarted in [false, true] {
         if restarted {
             world.daemon().kill();
@@ -217,9 +226,7 @@ fn on_a_full_audit_disk_traffic_goes_on_and_a_gap_is_told_when_there_is_room() {
         });
         assert!(told["micros"].is_u64(), "{told}");
         eventually("the gaps count all that was lost", PATIENT, || {
-            let counts = gaps(&world)[before..].iter().map(|gap| gap["count"].as_u64()).sum();
-            let missing: Option<u64> = counts;
-            (missing.expect("each has one") >= lost()).then_some(())
+            (counted(&gaps(&world)[before..]) == lost()).then_some(())
         });
         let detail = told["detail"].as_str().expect("why");
         assert!(detail.contains("could not be written") && detail.contains(" deny"), "{told}");
@@ -227,6 +234,50 @@ fn on_a_full_audit_disk_traffic_goes_on_and_a_gap_is_told_when_there_is_room() {
         guest.event(&[("outcome", "deny"), ("name", &sink.name)]);
     }
     assert_eq!(world.sent_to(sink.ip), []);
+    drop(guest);
+    world.daemon().kill();
+}
+
+/// Promise 54. What a daemon could not tell before it ended, the next one tells: once, of whom, and when.
+#[test]
+fn what_a_full_audit_disk_kept_from_being_told_the_next_daemon_tells() {
+    let world = World::without_daemon("[audit]\nfile_size = \"64K\"\ntotal_size = \"10M\"\n");
+    let room = Room::small(&world.dir().join("audit"), 256);
+    world.daemon().start(&world.host);
+    let sink = world.attacker();
+    let guest = world.guest_of("acme", "");
+    for killed in [false, true] {
+        let before = gaps(&world).len();
+        room.fill();
+        eventually("records are lost", PATIENT, || {
+            denied(&world, &guest, &sink);
+            (audit_lost(&world) > 0).then_some(())
+        });
+        // What is joined is written a second later, and what is lost is kept once a second.
+        std::thread::sleep(std::time::Duration::from_secs(4));
+        let lost = audit_lost(&world);
+        assert_eq!(gaps(&world).len(), before, "control: it cannot be told");
+        match killed {
+            true => world.daemon().kill(),
+            false => assert_eq!(world.daemon().terminate(), Some(0)),
+        }
+        room.free();
+        world.daemon().start(&world.host);
+        let told = eventually("the gap is told", PATIENT, || {
+            let told = gaps(&world).split_off(before);
+            (counted(&told) >= lost).then_some(told)
+        });
+        assert_eq!(counted(&told), lost, "{told:?}");
+        let [of_tenant] = &told[..] else { panic!("one gap: {told:?}") };
+        assert_eq!(of_tenant["tenant"], "acme", "{of_tenant}");
+        assert_eq!(of_tenant["sandbox"], *guest.name, "{of_tenant}");
+        assert_eq!(audit_lost(&world), 0, "this daemon lost nothing");
+        world.daemon().terminate();
+        world.daemon().start(&world.host);
+        denied(&world, &guest, &sink);
+        guest.event(&[("outcome", "deny"), ("name", &sink.name)]);
+        assert_eq!(counted(&gaps(&world)[before..]), lost, "once");
+    }
     drop(guest);
     world.daemon().kill();
 }

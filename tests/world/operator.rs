@@ -167,6 +167,15 @@ fn a_rule_for_this_host_is_noted_when_it_is_written() {
         let note = format!("note: rule[{at}] allows {peer}, which stays closed");
         assert!(noted.stdout.contains(&note), "{noted:?}");
     }
+    let name = world.fresh_name();
+    let words = ["create", &name, "--driver", "external", "--mode", "observe"];
+    let made = world.cli(&[&words[..], &["--allow", "127.0.0.1"]].concat()).ok();
+    for note in
+        ["note: rule[0] allows 127.0.0.1, which stays closed", "note: it is in mode observe"]
+    {
+        assert_eq!(made.stdout.matches(note).count(), 1, "{made:?}");
+    }
+    world.cli(&["rm", &name]).ok();
 }
 
 /// Attack K04. There is no way to serve with less: what is missing is named, and nothing is begun.

@@ -95,7 +95,7 @@ async fn a_name_with_ipv6_addresses_only_is_told_one_that_stands_for_it() {
     assert_eq!(told(&ask("both").await), ["93.184.216.34"]);
     let aaaa = world.ask("six.wild.example.com.", RecordType::AAAA).await;
     assert_eq!((aaaa.response_code, aaaa.answers.len()), (ResponseCode::NoError, 0));
-    let record = world.records.try_iter().next().expect("a record");
+    let record = world.records.drain().next().expect("a record");
     assert_eq!(record.outcome, Outcome::Allow);
     assert_eq!(record.detail, Some(format!("{six} stands for 2606:4700::1")));
     let asked = upstream.asked().into_iter().filter(|(name, _)| name.starts_with("both"));
@@ -169,7 +169,7 @@ async fn without_a_way_out_by_ipv6_such_a_name_has_no_address_and_the_audit_says
     let answer = world.ask("six.wild.example.com.", RecordType::A).await;
     assert_eq!((answer.response_code, answer.answers.len()), (ResponseCode::NoError, 0));
     assert_eq!(extended(&answer), Some((0, "postern:egress-ip-unavailable".into())));
-    let record = world.records.try_iter().next().expect("a record");
+    let record = world.records.drain().next().expect("a record");
     assert_eq!((record.outcome, record.code), (Outcome::Fail, Some(Code::EgressIpUnavailable)));
     assert_eq!(record.detail.as_deref(), Some("it has IPv6 addresses only: 2606:4700::1"));
     let answer = world.ask("none.wild.example.com.", RecordType::A).await;
@@ -181,7 +181,7 @@ async fn an_answer_with_some_addresses_withheld_says_so_in_the_audit() {
     let upstream = of(&[("mixed", &["10.0.0.1", "93.184.216.34", "127.0.0.1"])]).await;
     let world = world(POLICY, &[&upstream]);
     assert_eq!(told(&world.ask("mixed.wild.example.com.", RecordType::A).await), ["93.184.216.34"]);
-    let record = world.records.try_iter().next().expect("a record");
+    let record = world.records.drain().next().expect("a record");
     assert_eq!((record.outcome, record.code), (Outcome::Allow, None));
     let withheld = "withheld by private-address: 10.0.0.1, 127.0.0.1";
     assert_eq!(record.detail.as_deref(), Some(withheld));
@@ -226,7 +226,7 @@ async fn names_under_a_wildcard_carry_no_more_than_their_allowance() {
     let known = upstream.names()[0].clone();
     assert_eq!(told(&world.ask(&known, RecordType::A).await), ["93.184.216.34"]);
     drop(world.guest);
-    let limits = world.records.try_iter().filter(|record| record.code == Some(Code::Limit));
+    let limits = world.records.drain().filter(|record| record.code == Some(Code::Limit));
     let refused: u64 = limits.map(|record| record.count.unwrap_or(1)).sum();
     assert!(refused > 200, "{refused} counted");
 }

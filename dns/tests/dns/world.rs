@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use dns::{Asker, Guest, Names, Pins, Resolver, ResolverConfig, Transport};
@@ -10,8 +9,7 @@ use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{RData, RecordType};
 use policy::{
-    AuditRecord, Compiled, Layer, OwnAddresses, Policy, PolicyHandle, Revision, Slot, Subject,
-    Trail,
+    Compiled, Layer, OwnAddresses, Policy, PolicyHandle, Records, Revision, Slot, Subject, Trail,
 };
 
 use crate::upstream::{Upstream, name};
@@ -29,7 +27,7 @@ pub(crate) struct World {
     pub(crate) guest: Guest,
     pub(crate) pins: Arc<Pins>,
     pub(crate) policy: PolicyHandle,
-    pub(crate) records: Receiver<AuditRecord>,
+    pub(crate) records: Records,
 }
 
 pub(crate) fn compiled(toml: &str, revision: u64) -> Compiled {

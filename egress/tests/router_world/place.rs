@@ -8,7 +8,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,8 +15,8 @@ use dns::{Resolver, ResolverConfig};
 use egress::{Attachment, Config, Limits, Rejudged, Router};
 use nix::sched::{CloneFlags, setns};
 use policy::{
-    AuditRecord, Compiled, Layer, OwnAddresses, Policy, PolicyHandle, Revision, Slot, Subject,
-    Trail,
+    AuditRecord, Compiled, Layer, OwnAddresses, Policy, PolicyHandle, Records, Revision, Slot,
+    Subject, Trail,
 };
 use socket2::{Domain, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
@@ -52,7 +51,7 @@ pub(crate) struct Place {
     pub(crate) router: Router,
     pub(crate) policy: PolicyHandle,
     pub(crate) slot: Slot,
-    records: Receiver<AuditRecord>,
+    records: Records,
     pub(crate) asked: Arc<Mutex<Vec<String>>>,
 }
 
@@ -169,7 +168,7 @@ impl Place {
                 break;
             }
         }
-        while self.records.recv_timeout(Duration::from_millis(20)).is_ok() {}
+        while self.records.take_within(Duration::from_millis(20)).is_some() {}
     }
 
     pub(crate) async fn attach(&self) -> Result<(), egress::Error> {
@@ -285,10 +284,10 @@ impl Place {
         let deadline = Instant::now() + Duration::from_secs(3);
         let mut others = Vec::new();
         while Instant::now() < deadline {
-            match self.records.try_recv() {
-                Ok(record) if wanted(&record) => return record,
-                Ok(record) => others.push(record),
-                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            match self.records.take() {
+                Some(record) if wanted(&record) => return record,
+                Some(record) => others.push(record),
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }
         panic!("no such record, but {others:#?}");
@@ -296,7 +295,7 @@ impl Place {
 
     /// The records that have come and were not waited for.
     pub(crate) fn recorded(&self) -> Vec<AuditRecord> {
-        self.records.try_iter().collect()
+        self.records.drain().collect()
     }
 
     /// What `nft` reads in the guests' namespace.

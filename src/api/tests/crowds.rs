@@ -1,0 +1,87 @@
+//! Callers who take more than their part: strangers at the door, tenants with many questions.
+
+use std::net::Ipv4Addr;
+
+use http::Method;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::api::strangers::{PART, PATIENCE};
+use crate::auditlog::MOST_OPEN;
+
+use super::*;
+
+/// A caller who says nothing, from an address of loopback.
+async fn silent(daemon: &Daemon, from: u8) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind((Ipv4Addr::new(127, 0, 0, from), 0).into()).expect("bound");
+    socket.connect(daemon.tcp.parse().expect("an address")).await.expect("connected")
+}
+
+/// Whether it was closed, or is within this time.
+async fn closed(caller: &mut TcpStream, within: Duration) -> bool {
+    let read = tokio::time::timeout(within, caller.read(&mut [0])).await;
+    read.is_ok_and(|read| !matches!(read, Ok(1..)))
+}
+
+/// Attack K11.
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_of_one_address_take_a_part_of_the_places_and_keep_none_for_long() {
+    let daemon = Daemon::start().await;
+    let part = PLACES / PART;
+    let mut strangers = Vec::new();
+    for _ in 0..PLACES + 1 {
+        strangers.push(silent(&daemon, 2).await);
+    }
+    let acme = daemon.bearer(Some(OF_ACME));
+    let listed = tokio::time::timeout(PATIENCE, acme.get::<wire::Sandboxes>("/v1/sandboxes"));
+    listed.await.expect("while they are there").expect("answered");
+    for (n, stranger) in strangers.iter_mut().enumerate().skip(part) {
+        assert!(closed(stranger, PATIENCE / 2).await, "{n} is one too many");
+    }
+    for stranger in strangers.iter_mut().take(part) {
+        assert!(closed(stranger, 2 * PATIENCE).await, "too long");
+    }
+    daemon.end().await;
+}
+
+/// Who was let in may be slower: it is known who it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_who_was_let_in_is_no_stranger_any_more() {
+    use tokio::io::AsyncWriteExt;
+    let daemon = Daemon::start().await;
+    let mut caller = silent(&daemon, 1).await;
+    let head = format!(
+        "GET /v1/health HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {OF_ACME}\r\n\r\n",
+        daemon.tcp
+    );
+    for _ in 0..2 {
+        caller.write_all(head.as_bytes()).await.expect("asked");
+        let mut answer = [0; 4096];
+        let read = caller.read(&mut answer).await.expect("answered");
+        assert!(answer[..read].starts_with(b"HTTP/1.1 200"), "{:?}", &answer[..read]);
+        tokio::time::sleep(PATIENCE + Duration::from_secs(1)).await;
+    }
+    drop(caller);
+    daemon.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_asks_the_audit_no_more_at_once_than_one_may() {
+    let daemon = Daemon::start().await;
+    let (acme, none) = (daemon.bearer(Some(OF_ACME)), Content::Nothing);
+    let whose = "acme".parse().expect("a name");
+    let open: Vec<_> = (0..MOST_OPEN).map_while(|_| daemon.audit.reader(Some(&whose))).collect();
+    assert_eq!(open.len(), MOST_OPEN, "control");
+    for path in ["/v1/events", "/v1/events?follow=true"] {
+        let problem = refusal(&acme, Method::GET, path, &[], none.clone()).await;
+        assert_eq!((problem.code, problem.field.as_deref()), (Kind::Quota, Some("tenant")));
+        assert!(problem.fix.is_some_and(|fix| fix.contains("close")), "{path}");
+    }
+    for client in [&daemon.local, &daemon.bearer(Some(OF_ALL))] {
+        client.send(Method::GET, "/v1/events", HeaderMap::new(), none.clone()).await.expect("told");
+    }
+    drop(open);
+    acme.send(Method::GET, "/v1/events", HeaderMap::new(), none).await.expect("told again");
+    daemon.end().await;
+}
