@@ -10,10 +10,13 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use futures_util::stream;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::header::HeaderValue;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, Version};
@@ -43,6 +46,12 @@ pub mod port {
     /// Speaks first, like a mail server or a database: [`super::GREETING`], then echoes.
     pub const SERVER_FIRST: u16 = 5432;
 }
+
+/// Between two pieces of what is sent in pieces.
+pub const PAUSE: Duration = Duration::from_millis(2);
+
+/// What `/pieces` sends, each of these by itself, as a stream of events is sent.
+const PIECES: [&[u8]; 4] = [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", b"data: 4\n\n"];
 
 /// What stands for a folder of served files.
 const INDEX: &str = "index.html";
@@ -170,6 +179,8 @@ impl Origin {
             tokio::spawn(async move {
                 while let Ok((stream, peer)) = listener.accept().await {
                     let Ok(local) = stream.local_addr() else { continue };
+                    // As servers do: what waits for a timer here is not our own.
+                    let _ = stream.set_nodelay(true);
                     let way = Connection { peer, local };
                     origin.connections.lock().expect("connections").push(way);
                     tokio::spawn(serve(origin.clone(), stream, way));
@@ -197,6 +208,17 @@ impl Origin {
     }
 
     async fn respond(
+        &self,
+        request: Request<Incoming>,
+        way: Connection,
+        sni: Option<String>,
+    ) -> Response<BoxBody<Bytes, Infallible>> {
+        let in_pieces = request.uri().path() == "/pieces";
+        let whole = self.whole(request, way, sni).await;
+        if in_pieces { answer_in_pieces() } else { whole.map(BodyExt::boxed) }
+    }
+
+    async fn whole(
         &self,
         request: Request<Incoming>,
         way: Connection,
@@ -249,6 +271,23 @@ impl Origin {
         let seen = serde_json::json!({ "peer": way.peer, "local": way.local, "host": host });
         Response::new(Full::new(format!("{seen}\n").into()))
     }
+}
+
+fn answer_in_pieces() -> Response<BoxBody<Bytes, Infallible>> {
+    let each = stream::unfold(PIECES.into_iter(), |mut left| async move {
+        let piece = left.next()?;
+        tokio::time::sleep(PAUSE).await;
+        Some((Ok(Frame::data(Bytes::from_static(piece))), left))
+    });
+    let mut response = Response::new(StreamBody::new(each).boxed());
+    response.headers_mut().insert("content-length", pieces().len().into());
+    response
+}
+
+/// All that `/pieces` sends.
+#[must_use]
+pub fn pieces() -> Vec<u8> {
+    PIECES.concat()
 }
 
 /// Listens by IPv6 alone, beside a listener by IPv4.

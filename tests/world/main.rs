@@ -40,6 +40,7 @@ mod reuse;
 mod revoke;
 mod segments;
 mod semantics;
+mod steps;
 mod stubs;
 mod tenants;
 mod tls;

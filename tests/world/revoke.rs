@@ -28,7 +28,7 @@ const BODY: &[u8] = &[b'x'; 4096];
 
 /// The kinds of flow that a policy is asked about.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+pub(crate) enum Kind {
     /// TLS, unopened, with requests inside.
     Splice,
     /// HTTP in the middle of a request's body.
@@ -61,8 +61,8 @@ impl Drop for Busy<'_> {
 }
 
 /// An open flow.
-struct Open {
-    kind: Kind,
+pub(crate) struct Open {
+    pub(crate) kind: Kind,
     host: String,
     stream: TcpStream,
     tls: Option<ClientConnection>,
@@ -106,7 +106,7 @@ impl Sites {
 
 impl Open {
     /// Opens a flow and brings it to where its kind is at rest. Called inside the guest.
-    fn new(world: &World, kind: Kind, site: &Site) -> Self {
+    pub(crate) fn new(world: &World, kind: Kind, site: &Site) -> Self {
         let number = match kind {
             Kind::Splice => port::HTTPS,
             Kind::Uploading | Kind::Idle => port::HTTP,
@@ -134,7 +134,7 @@ impl Open {
     }
 
     /// One more exchange on it, every byte checked.
-    fn goes_on(&mut self) -> std::io::Result<()> {
+    pub(crate) fn goes_on(&mut self) -> std::io::Result<()> {
         match self.kind {
             Kind::Splice | Kind::Idle => {
                 let ask = format!("GET /bytes/3000 HTTP/1.1\r\nHost: {}\r\n\r\n", self.host);
@@ -153,7 +153,16 @@ impl Open {
         }
     }
 
-    fn ask(&mut self, request: &[u8], body: &[u8]) -> std::io::Result<()> {
+    /// Sends the beginning of a request.
+    pub(crate) fn say(&mut self, words: &[u8]) -> std::io::Result<()> {
+        match &mut self.tls {
+            Some(tls) => rustls::Stream::new(tls, &mut self.stream).write_all(words),
+            None => self.stream.write_all(words),
+        }
+    }
+
+    /// Sends a request, or what was missing of it, and expects this body in return.
+    pub(crate) fn ask(&mut self, request: &[u8], body: &[u8]) -> std::io::Result<()> {
         let mut reply = Vec::new();
         match &mut self.tls {
             Some(tls) => exchange(rustls::Stream::new(tls, &mut self.stream), request, &mut reply)?,
