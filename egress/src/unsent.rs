@@ -2,8 +2,10 @@
 //! acknowledged it.
 //!
 //! Asked through the kernel's socket diagnosis (`sock_diag(7)`) by both its addresses, in the
-//! namespace of whoever asks. Only truthful while the caller knows that the connection is its own.
+//! namespace of whoever asks, which must be the thread's for good. Only truthful while the caller
+//! knows that the connection is its own.
 
+use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,6 +18,12 @@ use crate::sever::{IDENTITY, about, answers, errno};
 
 /// Where `struct inet_diag_msg` says how much is queued to be sent.
 const QUEUED: usize = 60;
+
+thread_local! {
+    /// What this thread asks by: to make one costs several times what an answer does, and every
+    /// request on a kept connection asks.
+    static ASKING: Cell<Option<Socket>> = const { Cell::new(None) };
+}
 
 /// Bytes that the far side has not acknowledged; the end of what we send is one. None of a connection
 /// that is gone, of which nothing can leave any more.
@@ -38,10 +46,12 @@ pub(crate) fn unacknowledged(ours: SocketAddr, far: SocketAddr) -> io::Result<u3
     // Whatever its cookie.
     fill(40, &[0xff; 8]);
     let family = if far.is_ipv4() { AF_INET } else { AF_INET6 };
-    let socket = Socket::new(NETLINK_SOCK_DIAG)?;
-    socket.connect(&Kernel::new(0, 0))?;
+    let socket = ASKING.take().map_or_else(asking, Ok)?;
     socket.send(&about(family, &identity), 0)?;
-    match answers(&socket)?.first() {
+    let answers = answers(&socket)?;
+    // Not before: one that has yet to answer would give its answer to the next question.
+    ASKING.set(Some(socket));
+    match answers.first() {
         Some((kind, body)) if i32::from(*kind) == NLMSG_ERROR => match errno(body) {
             gone if gone == Errno::ENOENT as i32 => Ok(0),
             errno => Err(io::Error::from_raw_os_error(errno)),
@@ -52,6 +62,12 @@ pub(crate) fn unacknowledged(ours: SocketAddr, far: SocketAddr) -> io::Result<u3
         }
         None => Err(io::ErrorKind::UnexpectedEof.into()),
     }
+}
+
+fn asking() -> io::Result<Socket> {
+    let socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    socket.connect(&Kernel::new(0, 0))?;
+    Ok(socket)
 }
 
 #[cfg(test)]
