@@ -41,6 +41,9 @@ const WINDOW: Duration = Duration::from_secs(1);
 const HELD: usize = 4096;
 /// Records taken from the queue together.
 const BATCH: usize = 1024;
+/// How long a record waits for others to be written with: to wake for each costs more than it does
+/// to write it.
+const GATHER: Duration = Duration::from_millis(10);
 /// Bytes after which a write is made: far below the size of a file.
 const GROUP: usize = 16 << 10;
 /// Lines a follower may be behind.
@@ -257,6 +260,9 @@ impl Writer {
             let closing = self.shared.closing.load(Ordering::Acquire);
             let mut batch = Vec::new();
             let first = if closing { self.records.take() } else { self.records.take_within(TICK) };
+            if first.is_some() && !closing {
+                thread::sleep(GATHER);
+            }
             let now = Instant::now();
             let idle = first.is_none();
             for record in first.into_iter().chain(self.records.drain()).take(BATCH) {

@@ -36,6 +36,8 @@ pub(crate) struct Incoming {
 pub(crate) fn listener(slot: Slot, port: u16) -> io::Result<std::net::TcpListener> {
     let socket = facing(slot, Type::STREAM, Protocol::TCP)?;
     socket.set_reuse_address(true)?;
+    // What is accepted has it from here (tcp(7)).
+    socket.set_tcp_nodelay(true)?;
     socket.bind(&SocketAddrV4::new(Ipv4Addr::LOCALHOST, port).into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())

@@ -67,8 +67,6 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
     // The router's own time counts from when the guest has said enough.
     let mut heard = Instant::now();
     let Incoming { mut stream, destination } = incoming;
-    // Fails only on a socket that is already dead, which its first use then reports.
-    let _ = stream.set_nodelay(true);
     fault::at(Point::ConnectionTaken);
     let Some(flow) = guest.flows.register().map(Arc::new) else {
         let refusal = Refusal::because(Code::Limit, guest.policy.load().revision());

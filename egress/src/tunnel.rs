@@ -75,10 +75,6 @@ pub async fn tunnel(
     pool: &Pool,
     revoked: impl Future<Output = ()>,
 ) -> Ended {
-    for stream in [&guest, &far] {
-        // Fails only on a socket that is already dead, which the pumps then report.
-        let _ = stream.set_nodelay(true);
-    }
     let clock = Clock::new();
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
     let count_out = |bytes| {
