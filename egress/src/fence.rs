@@ -37,24 +37,23 @@ pub async fn install_base(world: &World, divert_port: u16) -> Result<(), Error> 
 }
 
 /// Puts the fence of a slot around its tap, which must exist, in place of whatever chains the slot
-/// has, and reads it back. A slot for which this fails must not come up. Returns by how much it moved
-/// the [`generation`].
+/// has, and reads it back. A slot for which this fails must not come up.
 ///
 /// # Errors
 /// When the kernel refuses, and nothing is changed then; [`Error::Differs`] when what the kernel
 /// holds afterwards is not what was meant.
-pub async fn attach(world: &World, at: Slot, fence: &SlotFence) -> Result<u32, Error> {
+pub async fn attach(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
     let meant = slot(at, fence);
     world.run(move || apply::attach(at, &meant)).await?
 }
 
 /// Changes which datagrams of a slot go to the relay, at once and without a gap for anything else,
-/// and reads it back. Returns by how much it surely moved the [`generation`].
+/// and reads it back.
 ///
 /// # Errors
 /// When the kernel refuses, and nothing is changed then; [`Error::Differs`] when what the kernel
 /// holds afterwards is not what was meant.
-pub async fn refill(world: &World, at: Slot, fence: &SlotFence) -> Result<u32, Error> {
+pub async fn refill(world: &World, at: Slot, fence: &SlotFence) -> Result<(), Error> {
     let meant = slot(at, fence);
     let chain = layout::datagrams(at, fence);
     world.run(move || apply::refill(&meant, &chain)).await?
@@ -77,21 +76,20 @@ pub async fn verify_base(world: &World, divert_port: u16) -> Result<(), Error> {
     world.run(move || apply::verify(&base(divert_port))).await?
 }
 
-/// A number that every change of rules in the guests' namespace moves, whoever makes it: as long as
+/// A number that every change of rules in the guests' namespace moves that is not made here: as long as
 /// it stands, so does everything that was verified. None where the kernel does not say.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub async fn generation(world: &World) -> Result<Option<u32>, Error> {
-    world.run(apply::generation).await?
+pub async fn moved_by_others(world: &World) -> Result<Option<u32>, Error> {
+    world.run(apply::moved_by_others).await?
 }
 
-/// Removes the fence of a slot; its tap may be gone already, and so may parts of the fence. Returns
-/// by how much it moved the [`generation`].
+/// Removes the fence of a slot; its tap may be gone already, and so may parts of the fence.
 ///
 /// # Errors
 /// When the kernel refuses; nothing is changed then.
-pub async fn detach(world: &World, at: Slot) -> Result<u32, Error> {
+pub async fn detach(world: &World, at: Slot) -> Result<(), Error> {
     world.run(move || apply::detach(at)).await?
 }
 

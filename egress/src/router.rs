@@ -276,40 +276,32 @@ impl Shared {
         {
             return Err(Error::EgressAddresses(slot));
         }
-        let before = self.watch.before(&self.world).await;
         let raised = match self.prepare(attachment).await {
-            Ok((seat, moved)) => {
+            Ok(seat) => {
                 // Before it can speak: a policy write misses nothing of it.
                 self.seats().insert(slot, seat);
                 let up = link::up(&self.world, slot).await;
-                up.inspect(|_| fault::at(Point::LinkRaised)).map(|_| moved)
+                up.inspect(|_| fault::at(Point::LinkRaised)).map(drop)
             }
             Err(error) => Err(error),
         };
-        match raised {
-            Ok(moved) => {
-                self.watch.after(&self.world, before, moved).await;
-                Ok(())
-            }
-            Err(error) => {
-                let seat = self.seats().remove(&slot);
-                seat.inspect(|seat| _ = seat.guest.flows.shut());
-                if let Err(undo) = self.lower(slot).await {
-                    tracing::warn!(%slot, error = &undo as &dyn std::error::Error, "undo attach");
-                }
-                Err(error)
+        if raised.is_err() {
+            let seat = self.seats().remove(&slot);
+            seat.inspect(|seat| _ = seat.guest.flows.shut());
+            if let Err(undo) = self.lower(slot).await {
+                tracing::warn!(%slot, error = &undo as &dyn std::error::Error, "undo attach");
             }
         }
+        raised
     }
 
-    /// The fence is in place before the link is up, and so are the sockets that it diverts to. Returns
-    /// by how much that moved the generation of the rules, too.
-    async fn prepare(&self, attachment: &Attachment) -> Result<(Seat, u32), Error> {
+    /// The fence is in place before the link is up, and so are the sockets that it diverts to.
+    async fn prepare(&self, attachment: &Attachment) -> Result<Seat, Error> {
         let slot = attachment.subject.slot;
         link::prepare(&self.world, slot).await?;
         fault::at(Point::LinkPrepared);
         let fence = self.fence(&attachment.policy);
-        let moved = fence::attach(&self.world, slot, &fence).await?;
+        fence::attach(&self.world, slot, &fence).await?;
         fault::at(Point::RulesLoaded);
         let port = self.config.divert_port;
         let made = move || {
@@ -335,15 +327,14 @@ impl Shared {
         listening.spawn(listen(listener, Arc::clone(&guest)));
         listening.spawn(relay::serve(relayed, Arc::clone(&guest), self.world.clone()));
         fault::at(Point::SocketsOpened);
-        let seat = Seat {
+        Ok(Seat {
             calls: Flows::new(CALLS, guest.meter.clone()),
             guest,
             fence,
             held: true,
             shut: false,
             listening,
-        };
-        Ok((seat, moved))
+        })
     }
 
     fn guest(&self, attachment: &Attachment) -> Guest {
@@ -392,15 +383,12 @@ impl Shared {
             detached.bytes_out = guest.meter.bytes_out();
             detached.bytes_in = guest.meter.bytes_in();
         }
-        let before = self.watch.before(&self.world).await;
-        let moved = self.lower(slot).await?;
-        self.watch.after(&self.world, before, moved).await;
-        Ok(detached)
+        self.lower(slot).await.map(|()| detached)
     }
 
     /// Ends what is left of a slot's connections, takes its link down and then its fence, whatever
-    /// there is of them. Returns by how much that moved the generation of the rules.
-    async fn lower(&self, slot: Slot) -> Result<u32, Error> {
+    /// there is of them.
+    async fn lower(&self, slot: Slot) -> Result<(), Error> {
         let severed = sever(&self.world, slot).await;
         fault::at(Point::ConnectionsSevered);
         let link = link::down(&self.world, slot).await;

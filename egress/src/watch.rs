@@ -1,7 +1,7 @@
 //! Looks whether the fence still stands as it was put up, and puts it up again where it does not.
 //!
 //! Whoever else edits rules in the guests' namespace moves a number that is looked at now and then;
-//! only when it moved is anything read back. A slot whose fence is not as it was is shut until it
+//! only when it moved is anything read back: a change of ours is, when it is made. A slot whose fence is not as it was is shut until it
 //! is. Never lets a slot speak whose fence was not read back.
 
 use std::sync::{Mutex, PoisonError};
@@ -15,45 +15,23 @@ use crate::fence::{self, SlotFence};
 use crate::link;
 use crate::world::World;
 
-/// The generation of rules at which all of them were last as meant.
+/// How far others had moved the rules when all of ours were last found as meant.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     sound: Mutex<Option<u32>>,
 }
 
 impl Watch {
-    /// The generation now, if the rules moved since all of them were found as meant.
-    pub(crate) async fn moved(&self, world: &World) -> Result<Option<u32>, Error> {
-        // A kernel that does not say is never trusted to be at rest.
-        let now = fence::generation(world).await?.unwrap_or_default();
-        Ok((now == 0 || Some(now) != self.get()).then_some(now))
+    /// Whether all is as it was found when this was so; a kernel that does not say is never trusted to
+    /// be at rest.
+    pub(crate) fn is_sound(&self, moved_by_others: Option<u32>) -> bool {
+        let sound = self.sound.lock().unwrap_or_else(PoisonError::into_inner);
+        moved_by_others.is_some() && moved_by_others == *sound
     }
 
-    /// All was as meant, read after this generation was. An edit meanwhile has moved it on.
-    pub(crate) fn sound(&self, generation: u32) {
-        self.set(generation);
-    }
-
-    /// What is needed to tell a change of ours, which is read back by itself, from those of others.
-    pub(crate) async fn before(&self, world: &World) -> Option<u32> {
-        fence::generation(world).await.ok().flatten().filter(|now| Some(*now) == self.get())
-    }
-
-    /// After a change of ours that moved the generation by this: when it was the only one, all is as
-    /// sound as it was.
-    pub(crate) async fn after(&self, world: &World, before: Option<u32>, moved: u32) {
-        let now = fence::generation(world).await.ok().flatten();
-        if let Some(now) = now.filter(|now| before.map(|it| it.wrapping_add(moved)) == Some(*now)) {
-            self.set(now);
-        }
-    }
-
-    fn get(&self) -> Option<u32> {
-        *self.sound.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, generation: u32) {
-        *self.sound.lock().unwrap_or_else(PoisonError::into_inner) = Some(generation);
+    /// All was as meant, read after this was. An edit meanwhile has moved it on.
+    pub(crate) fn found_sound(&self, moved_by_others: Option<u32>) {
+        *self.sound.lock().unwrap_or_else(PoisonError::into_inner) = moved_by_others;
     }
 }
 

@@ -3,6 +3,7 @@
 //! These block for about a millisecond and act on the calling thread's namespace; only `fence`
 //! calls them, on the thread that lives in the guests' world.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use policy::Slot;
@@ -25,6 +26,11 @@ use crate::fence::rule::{Chain, Family, Set, Table, TableId};
 /// How often a dump is repeated when the rules change while it is being read.
 const DUMPS: usize = 16;
 
+thread_local! {
+    /// How far changes of ours moved the generation of the rules of this thread's namespace.
+    static OURS: Cell<u32> = const { Cell::new(0) };
+}
+
 pub(crate) fn install_base(meant: &Table) -> Result<(), Error> {
     let mut batch = Batch::default();
     if flags(&meant.id)?.is_some() {
@@ -36,8 +42,8 @@ pub(crate) fn install_base(meant: &Table) -> Result<(), Error> {
     verify(meant)
 }
 
-pub(crate) fn attach(slot: Slot, meant: &Table) -> Result<u32, Error> {
-    let woken = wake(&meant.id)?;
+pub(crate) fn attach(slot: Slot, meant: &Table) -> Result<(), Error> {
+    wake(&meant.id)?;
     let mut batch = Batch::default();
     for set in &meant.sets {
         match verify_set(&meant.id, set) {
@@ -50,19 +56,16 @@ pub(crate) fn attach(slot: Slot, meant: &Table) -> Result<u32, Error> {
     }
     remove_old(slot, &mut batch)?;
     meant.chains.iter().for_each(|chain| batch.add_chain(&meant.id, chain));
-    let moved = commit(batch)?;
-    verify(meant)?;
-    Ok(woken + moved)
+    commit(batch)?;
+    verify(meant)
 }
 
 /// Puts other rules into one chain that exists; `meant` is all of its slot.
-pub(crate) fn refill(meant: &Table, chain: &Chain) -> Result<u32, Error> {
+pub(crate) fn refill(meant: &Table, chain: &Chain) -> Result<(), Error> {
     let mut batch = Batch::default();
     batch.refill_chain(&meant.id, chain);
-    let moved = commit(batch)?;
-    verify(meant)?;
-    // Emptying a chain moves nothing where it was empty.
-    Ok(if chain.rules.is_empty() { 0 } else { moved })
+    commit(batch)?;
+    verify(meant)
 }
 
 pub(crate) fn verify(meant: &Table) -> Result<(), Error> {
@@ -71,7 +74,7 @@ pub(crate) fn verify(meant: &Table) -> Result<(), Error> {
     meant.chains.iter().try_for_each(|chain| verify_chain(&meant.id, chain))
 }
 
-pub(crate) fn detach(slot: Slot) -> Result<u32, Error> {
+pub(crate) fn detach(slot: Slot) -> Result<(), Error> {
     let mut batch = Batch::default();
     let removed = remove_old(slot, &mut batch)?;
     // With its last chain goes the table, of which nothing is left then but the set that they shared.
@@ -82,7 +85,12 @@ pub(crate) fn detach(slot: Slot) -> Result<u32, Error> {
     commit(batch)
 }
 
-pub(crate) fn generation() -> Result<Option<u32>, Error> {
+pub(crate) fn moved_by_others() -> Result<Option<u32>, Error> {
+    Ok(generation()?.map(|now| now.wrapping_sub(OURS.get())))
+}
+
+/// A number that every change of rules in the namespace moves by one, whoever makes it.
+fn generation() -> Result<Option<u32>, Error> {
     let mut found = None;
     with_netfilter(|kernel| {
         kernel.ask(&get_generation(), "ask for the generation of the rules", |answer| {
@@ -125,19 +133,27 @@ pub(crate) fn flush() -> Result<(), Error> {
             batch.delete_table(&TableId { family, name });
         }
     }
-    commit(batch).map(drop)
+    commit(batch)
 }
 
-/// Does all of a batch, or nothing; by how much that moves the generation of the rules.
-fn commit(batch: Batch) -> Result<u32, Error> {
-    let moved = u32::from(!batch.is_empty());
+/// Does all of a batch, or nothing, and counts it as ours where it moved the rules, and nobody else did
+/// meanwhile. What is not counted is taken for a change of others, and looked at.
+fn commit(batch: Batch) -> Result<(), Error> {
+    if batch.is_empty() {
+        return Ok(());
+    }
+    let before = generation()?;
     with_netfilter(|kernel| kernel.commit(batch))?;
-    Ok(moved)
+    let after = generation().ok().flatten();
+    if after.is_some() && after == before.map(|before| before.wrapping_add(1)) {
+        OURS.set(OURS.get().wrapping_add(1));
+    }
+    Ok(())
 }
 
 /// Lets a table filter that somebody made dormant: its chains list as ever, and see no packet. By
 /// itself, since kernels refuse to change a table's flags and its base chains in one batch.
-fn wake(table: &TableId) -> Result<u32, Error> {
+fn wake(table: &TableId) -> Result<(), Error> {
     let mut batch = Batch::default();
     if flags(table)?.is_some_and(|flags| flags != 0) {
         batch.add_table(table);

@@ -47,15 +47,10 @@ impl Shared {
             (seat.held, seat.fence) = (false, meant.clone());
             meant
         };
-        let before = self.watch.before(&self.world).await;
-        let moved = match fence::refill(&self.world, slot, &meant).await {
-            Ok(moved) => moved,
-            Err(error) => {
-                tracing::warn!(%slot, error = &error as &dyn std::error::Error, "refill fence");
-                fence::attach(&self.world, slot, &meant).await?
-            }
-        };
-        self.watch.after(&self.world, before, moved).await;
+        if let Err(error) = fence::refill(&self.world, slot, &meant).await {
+            tracing::warn!(%slot, error = &error as &dyn std::error::Error, "refill fence");
+            fence::attach(&self.world, slot, &meant).await?;
+        }
         if let Some(seat) = self.seats().get_mut(&slot) {
             seat.held = true;
         }
@@ -78,8 +73,8 @@ impl Shared {
             ),
             Err(error) => all = Err(error),
         }
-        let generation = match self.watch.moved(&self.world).await {
-            Ok(None) => return all,
+        let moved = match fence::moved_by_others(&self.world).await {
+            Ok(moved) if self.watch.is_sound(moved) => return all,
             Ok(moved) => moved,
             Err(error) => {
                 all = all.and(Err(error));
@@ -102,8 +97,8 @@ impl Shared {
                 Err(error) => all = all.and(Err(error)),
             }
         }
-        if let Some(generation) = generation.filter(|_| untouched && all.is_ok()) {
-            self.watch.sound(generation);
+        if untouched && all.is_ok() {
+            self.watch.found_sound(moved);
         }
         all
     }
