@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
 use policy::audit::{Kind, Outcome};
@@ -238,7 +238,7 @@ fn too_slow(missed: u64) -> AuditRecord {
     AuditRecord {
         count: Some(missed),
         detail: Some("records lost: this follower was too slow".to_owned()),
-        ..AuditRecord::new(SystemTime::now(), Kind::Gap, Outcome::Fail)
+        ..AuditRecord::new(fault::wall_clock(), Kind::Gap, Outcome::Fail)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use policy::audit::{AuditRecord, Kind, Outcome};
 use policy::{Code, Subject, Trail};
@@ -100,7 +100,7 @@ impl Ledger {
 
     fn sum_up(&mut self) {
         for ((outcome, code), count) in self.sums.drain() {
-            let mut record = AuditRecord::new(SystemTime::now(), Kind::Dns, outcome);
+            let mut record = AuditRecord::new(fault::wall_clock(), Kind::Dns, outcome);
             record.protocol = Some("dns".into());
             record.code = code;
             record.count = Some(count);
@@ -143,7 +143,7 @@ mod tests {
         let start = Instant::now();
         let mut ledger = Ledger::new(Arc::new(subject), trail, start);
         for _ in 0..500 {
-            ledger.write(start, AuditRecord::new(SystemTime::now(), Kind::Dns, Outcome::Allow));
+            ledger.write(start, AuditRecord::new(fault::wall_clock(), Kind::Dns, Outcome::Allow));
             ledger.dropped(start);
         }
         drop(ledger);

@@ -14,7 +14,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
@@ -263,7 +263,7 @@ impl Guest {
                 (Some(u16::from(*code)), reply::unread(metadata, *code))
             }
         };
-        let mut record = AuditRecord::new(SystemTime::now(), Kind::Dns, Outcome::Deny);
+        let mut record = AuditRecord::new(fault::wall_clock(), Kind::Dns, Outcome::Deny);
         record.protocol = Some("dns".into());
         record.destination = Some(asked);
         record.code = Some(Code::Undecidable);
@@ -360,7 +360,7 @@ impl Ruling {
         asked: SocketAddr,
         start: Instant,
     ) -> AuditRecord {
-        let mut record = AuditRecord::new(SystemTime::now(), Kind::Dns, self.outcome);
+        let mut record = AuditRecord::new(fault::wall_clock(), Kind::Dns, self.outcome);
         record.protocol = Some("dns".into());
         record.name = Some(name);
         record.destination = Some(asked);

@@ -3,7 +3,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use policy::audit::{AuditRecord, Kind, Outcome};
 use tokio::time::Instant;
@@ -47,7 +46,7 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         let mut record = self.record.clone();
-        record.time = SystemTime::now();
+        record.time = fault::wall_clock();
         record.outcome = Outcome::Closed;
         // Of one that was only observed it said what would have been; now it ended like any other.
         record.code = None;

@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use policy::judge::Target;
 use policy::{Compiled, Denial, Evidence, Flow as Judgeable, Host, OwnAddresses, Permit};
@@ -189,7 +189,7 @@ pub(crate) struct Flow {
 
 /// Numbers of connections: unique on this node across restarts, and exact in a JSON number.
 static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = fault::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
     AtomicU64::new(u64::try_from(since.as_micros()).unwrap_or(1))
 });
 

@@ -5,7 +5,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use dns::Pins;
 use policy::audit::{AuditRecord, Kind, Outcome};
@@ -111,7 +110,7 @@ impl Guest {
 
     /// A record about this sandbox and one of its connections.
     pub(crate) fn record(&self, kind: Kind, outcome: Outcome, to: SocketAddr) -> AuditRecord {
-        let mut record = AuditRecord::new(SystemTime::now(), kind, outcome).about(&self.subject);
+        let mut record = AuditRecord::new(fault::wall_clock(), kind, outcome).about(&self.subject);
         record.destination = Some(to);
         record
     }

@@ -11,7 +11,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use dns::{Asker, Pins, Resolver};
 use fault::Point;
@@ -418,7 +418,7 @@ async fn account(shared: Weak<Shared>, mut drops: Receiver<Dropped>) {
         let Some(shared) = shared.upgrade() else { return };
         let guest = shared.seats().get(&dropped.slot).map(|seat| Arc::clone(&seat.guest));
         let Some(guest) = guest else { continue };
-        let mut record = AuditRecord::new(SystemTime::now(), Kind::Frame, Outcome::Deny);
+        let mut record = AuditRecord::new(fault::wall_clock(), Kind::Frame, Outcome::Deny);
         record.protocol = Some(dropped.protocol.into_owned());
         record.destination = dropped.destination;
         record.code = Some(dropped.reason.code());

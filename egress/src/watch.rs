@@ -5,7 +5,6 @@
 //! is. Never lets a slot speak whose fence was not read back.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
 
 use policy::audit::{AuditRecord, Kind, Outcome};
 use policy::{Slot, Subject, Trail};
@@ -65,7 +64,7 @@ pub(crate) async fn mend(world: &World, slot: Slot, meant: &SlotFence) -> Result
 
 /// Records that the fence of a slot could not be put up again; where its link is down, it is shut.
 pub(crate) fn record_failure(trail: &Trail, whose: &Subject, found: &str, error: &Error) {
-    let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Fail);
+    let mut record = AuditRecord::new(fault::wall_clock(), Kind::Control, Outcome::Fail);
     let detail = "the fence was changed by somebody else and could not be put up again yet";
     record.detail = Some(format!("{detail}: {found}: {error}"));
     trail.record(record.about(whose));
@@ -75,7 +74,7 @@ pub(crate) fn record_failure(trail: &Trail, whose: &Subject, found: &str, error:
 pub(crate) fn record(trail: &Trail, whose: Option<&Subject>, found: &str) {
     let sandbox = whose.map(|subject| subject.sandbox.to_string());
     tracing::error!(sandbox, found, "fence changed by somebody else: put up again");
-    let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Fail);
+    let mut record = AuditRecord::new(fault::wall_clock(), Kind::Control, Outcome::Fail);
     let detail = "the fence was changed by somebody else and put up again";
     record.detail = Some(format!("{detail}: {found}"));
     trail.record(match whose {

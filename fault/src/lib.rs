@@ -1,8 +1,12 @@
-//! Places at which a test can end the daemon, or make it panic, between two steps.
+//! Places at which a test can end the daemon, or make it panic, between two steps, and the clock on the
+//! wall, which a test can set.
 //!
-//! Only builds with debug assertions can be struck, and only after [`listen`]; in a release build
-//! every call here is empty. Never decides anything, and never knows what a step does.
+//! Only builds with debug assertions can be struck or set, and only after [`listen`]; in a release build
+//! a place is nothing and the clock is the system's. Never decides anything, and never knows what a step
+//! does.
 #![forbid(unsafe_code)]
+
+use std::time::SystemTime;
 
 /// What somebody asked of the daemon when it comes to a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,11 +139,22 @@ pub fn listen(file: std::path::PathBuf) {
     drop(file);
 }
 
+/// What the clock on the wall says: for what is recorded and shown, and never for what is decided. A test
+/// sets it by the seconds in the file of [`listen`] with `.clock` behind.
+#[must_use]
+pub fn wall_clock() -> SystemTime {
+    #[cfg(debug_assertions)]
+    return debug::wall_clock();
+    #[cfg(not(debug_assertions))]
+    SystemTime::now()
+}
+
 #[cfg(debug_assertions)]
 mod debug {
     use std::fs;
     use std::path::PathBuf;
     use std::sync::OnceLock;
+    use std::time::{Duration, SystemTime};
 
     use crate::Point;
 
@@ -154,6 +169,15 @@ mod debug {
         let text = fs::read_to_string(FILE.get()?).ok()?;
         let (name, act) = text.split_once(' ')?;
         (name == point.name()).then(|| act.trim().to_owned())
+    }
+
+    /// The system's, moved by what a test has set.
+    pub(crate) fn wall_clock() -> SystemTime {
+        let set = FILE.get().and_then(|file| fs::read_to_string(file.with_extension("clock")).ok());
+        let seconds: i64 = set.and_then(|text| text.trim().parse().ok()).unwrap_or_default();
+        let by = Duration::from_secs(seconds.unsigned_abs());
+        let now = SystemTime::now();
+        if seconds < 0 { now - by } else { now + by }
     }
 
     pub(crate) fn at(point: Point) {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use agent::{Decoder, Exec, FromGuest, FromHost, Message};
 use egress::{Attachment, GuestStream, Router};
@@ -308,7 +308,7 @@ async fn hello(router: &Router, record: &Record) -> Result<GuestStream, String> 
         Ok(Err(problem)) => return Err(problem),
         Err(_) => return Err(format!("said nothing within {HELLO:?}")),
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = fault::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
     let clock = FromHost::Clock(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
     let mut bytes = Vec::new();
     clock.encode(&mut bytes).map_err(|error| error.to_string())?;

@@ -4,7 +4,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fault::Point;
 use futures_util::FutureExt;
@@ -284,7 +284,7 @@ impl Task {
     }
 
     fn audit(&self, outcome: Outcome, what: &str) {
-        let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, outcome);
+        let mut record = AuditRecord::new(fault::wall_clock(), Kind::Control, outcome);
         record.sandbox = Some(self.record.name.clone());
         record.tenant = Some(self.record.tenant.clone());
         record.incarnation = Some(self.record.incarnation);

@@ -8,7 +8,6 @@ mod birth;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
 
 use egress::{GuestStream, Router};
 use fault::Point;
@@ -274,7 +273,7 @@ impl Keeper {
         change.sandboxes = slots.len();
         (change.checked, change.cut, change.closing) = (judged.checked, judged.cut, judged.closing);
         let outcome = if fenced.is_ok() { Outcome::Allow } else { Outcome::Fail };
-        let mut record = AuditRecord::new(SystemTime::now(), Kind::Control, outcome);
+        let mut record = AuditRecord::new(fault::wall_clock(), Kind::Control, outcome);
         match scope {
             Scope::Platform => {}
             Scope::Tenant(tenant) => record.tenant = Some(tenant.clone()),
@@ -361,7 +360,7 @@ impl Keeper {
     }
 
     fn control(&self, record: &Record, actor: &Actor, what: String) -> AuditRecord {
-        let mut audit = AuditRecord::new(SystemTime::now(), Kind::Control, Outcome::Allow);
+        let mut audit = AuditRecord::new(fault::wall_clock(), Kind::Control, Outcome::Allow);
         audit.sandbox = Some(record.name.clone());
         audit.tenant = Some(record.tenant.clone());
         audit.incarnation = Some(record.incarnation);

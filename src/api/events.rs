@@ -58,7 +58,7 @@ pub(crate) async fn events(
     caller: Caller,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let asked = Asked::read(&uri, &caller, SystemTime::now())?;
+    let asked = Asked::read(&uri, &caller, fault::wall_clock())?;
     let unread = |error: std::io::Error| {
         tracing::error!(%error, "audit not readable");
         Problem::new(Kind::Failed, "the audit could not be read").fix("see the log of the daemon")

@@ -6,7 +6,7 @@
 //! line of a crash is closed by a line feed and skipped by readers.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -127,8 +127,12 @@ impl Files {
         shelf.used = self.appends;
         let full = shelf.at.offset > 0 && shelf.at.offset.saturating_add(length) > size;
         // Somebody may have removed the file: what is written to it would be lost unseen.
-        let removed = |file: &File| file.metadata().is_ok_and(|found| found.nlink() == 0);
-        if full || shelf.current.as_ref().is_some_and(removed) {
+        let removed = |found: &Metadata| found.nlink() == 0;
+        // Readers go by when a file was last written: none has records from before and after that.
+        let set_back =
+            |found: &Metadata| found.modified().is_ok_and(|last| last > fault::wall_clock());
+        let current = shelf.current.as_ref().and_then(|file| file.metadata().ok());
+        if full || current.is_some_and(|found| removed(&found) || set_back(&found)) {
             shelf.sync(&self.dir, owner)?;
             shelf.turn();
             fault::at(Point::AuditRotated);

@@ -45,9 +45,12 @@ fn of_one(
     let mut found = Found::new();
     for &number in numbers.iter().rev().filter(|number| **number <= end.file) {
         let modified = fs::metadata(files::path(dir, owner, number)).and_then(|m| m.modified());
-        let too_old = filter.since.zip(modified.ok()).is_some_and(|(since, last)| last < since);
-        if too_old || found.len() >= limit {
+        if found.len() >= limit {
             break;
+        }
+        // Older files may have newer records: the clock may have been set back between two of them.
+        if filter.since.zip(modified.ok()).is_some_and(|(since, last)| last < since) {
+            continue;
         }
         let wanted = limit - found.len();
         let mut here = Found::new();

@@ -1,5 +1,6 @@
 //! The audit from record to reader, on a real folder.
 
+use std::fs::File;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -126,6 +127,33 @@ async fn equal_refusals_reach_the_disk_as_one_record_and_a_count() {
     let found = all(&log, filter, 100).await;
     assert_eq!(found.len(), 2);
     assert_eq!(found.iter().map(|record| record.count.unwrap_or(1)).sum::<u64>(), 50);
+    log.close();
+}
+
+/// Promise 23. Files are passed over by when they were last written.
+#[tokio::test]
+async fn a_clock_that_was_set_back_hides_no_record_and_keeps_their_order() {
+    let dir = tempfile::tempdir().expect("folder");
+    let (log, trail) = opened(dir.path(), 16);
+    let now = SystemTime::now();
+    let ahead = now + Duration::from_secs(3600);
+    let written = async |sandbox, time| {
+        trail.record(AuditRecord { time, ..record(sandbox, None) });
+        let filter = || Filter { sandbox: sandbox.parse().ok(), ..Filter::default() };
+        until(async || all(&log, filter(), 1).await.len() == 1).await;
+    };
+    written("before", ahead).await;
+    let file = File::options().append(true).open(files::path(dir.path(), &None, 1));
+    file.and_then(|file| file.set_modified(ahead)).expect("as it was when the clock was ahead");
+    written("after", now).await;
+    let names = async |since: SystemTime| {
+        let filter = Filter { since: Some(since), ..Filter::default() };
+        let found = all(&log, filter, 9).await.into_iter();
+        let names = found.filter_map(|record| record.sandbox.map(|name| name.to_string()));
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(names(now - Duration::from_secs(60)).await, ["before", "after"]);
+    assert_eq!(names(now + Duration::from_secs(1800)).await, ["before"]);
     log.close();
 }
 

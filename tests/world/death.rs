@@ -371,8 +371,11 @@ fn a_daemon_that_dies_while_it_writes_the_audit_spoils_no_other_record() {
         world.daemon().dies(point);
         world.daemon().start(&world.host);
         let name = world.fresh_name();
-        assert_eq!(world.create(&name, "default", "").status, 201, "{at}");
-        world.event_that(&name, "of its creation", |record| record["kind"] == "control");
+        // The next line in the file that it died in.
+        assert_eq!(world.create(&name, "acme", "").status, 201, "{at}");
+        world.event_that(&name, "of its creation", |record| {
+            record["detail"].as_str().is_some_and(|detail| detail.starts_with("sandbox create"))
+        });
         let mut torn = 0;
         for entry in std::fs::read_dir(world.dir().join("audit")).expect("the audit") {
             let text = std::fs::read_to_string(entry.expect("an entry").path()).expect("text");

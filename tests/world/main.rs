@@ -11,6 +11,7 @@
 mod allowed;
 mod api;
 mod audit;
+mod clocks;
 mod crash;
 mod death;
 mod dns;

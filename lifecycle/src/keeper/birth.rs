@@ -2,7 +2,6 @@
 //! and its driver starts. Whole or not at all: what fails or panics on the way leaves nothing.
 
 use std::panic::AssertUnwindSafe;
-use std::time::SystemTime;
 
 use futures_util::FutureExt;
 use policy::Policy;
@@ -63,7 +62,7 @@ impl Keeper {
             state: State::Creating,
             reason: None,
             process: None,
-            created: SystemTime::now(),
+            created: fault::wall_clock(),
         };
         let entered = AssertUnwindSafe(self.enter(&mut record, spec.policy, actor)).catch_unwind();
         let handle = match entered.await {

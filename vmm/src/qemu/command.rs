@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use policy::SandboxName;
 use policy::net::{AGENT_PORT, GATEWAY_IP, GUEST_IP, GUEST_MAC, GUEST_PREFIX};
@@ -90,7 +90,7 @@ const BUS: &str = "pci";
 /// The kernel's command line: quiet, because a console costs an exit a byte; no IPv6, which the
 /// guests' world has not; and what the guest's process 1 must know.
 fn cmdline(machine: &Machine, accel: Accel) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let now = fault::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let tuned = match accel {
         Accel::Kvm => "",
         // Translated code has none of the processor's leaks, only the cost of the cures. And a timer
