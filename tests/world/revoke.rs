@@ -293,6 +293,7 @@ fn a_write_over_a_thousand_flows_cuts_the_denied_ones_and_nothing_of_them_leaves
     assert_eq!(answer.json["sandboxes"], json!(SANDBOXES), "{}", answer.text);
     assert_eq!(answer.json["checked"], json!(2 * half), "{}", answer.text);
     assert_eq!(answer.json["cut"], json!(half), "{}", answer.text);
+    assert_eq!(answer.json["closing"], json!(0), "{}", answer.text);
 
     for [kept, cut] in &mut opened {
         for open in cut {
