@@ -150,8 +150,9 @@ impl Files {
         };
         fault::at(Point::AuditToAppend);
         if fault::armed(Point::AuditHalfAppended) {
-            let half = lines.get(..lines.len() / 2).unwrap_or_default();
-            let _ = file.write_all(half);
+            // Half of several lines may be whole ones: the last is torn.
+            let torn = lines.get(..lines.len().saturating_sub(2)).unwrap_or_default();
+            let _ = file.write_all(torn);
             fault::at(Point::AuditHalfAppended);
         }
         if let Err(error) = file.write_all(lines) {
