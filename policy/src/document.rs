@@ -41,6 +41,9 @@ pub enum Layer {
 }
 
 impl Layer {
+    /// All of them, outermost first.
+    pub const ALL: [Self; 3] = [Self::Platform, Self::Tenant, Self::Sandbox];
+
     /// As shown in `explain` and in the audit.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -25,7 +25,7 @@ pub mod net;
 
 pub use audit::AuditRecord;
 pub use class::{AddressClass, OwnAddresses};
-pub use compile::{Compiled, PolicyHandle, Reach};
+pub use compile::{Compiled, CompiledLayer, PolicyHandle, Reach};
 pub use document::{
     Effect, Layer, Peer, Policy, PolicyError, PolicyMode, PortRange, Protocol, Rule,
 };

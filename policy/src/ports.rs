@@ -3,6 +3,8 @@
 //! Rules name up to 32 ranges each, and many rules may stand over one name: trying every port would be
 //! quadratic in what a tenant writes. This passes over all ranges once, in order. Pure; never decides.
 
+use std::sync::Arc;
+
 use crate::compile::LayerIndex;
 use crate::document::{Effect, Layer, Protocol};
 use crate::name::Host;
@@ -21,7 +23,11 @@ enum What {
 /// A port at which the name could pass, by the rules that name ports; or else the first that a rule
 /// denies. None when no rule over the name has ports: then it is the same on all but 443 and 80. With
 /// `waive`, layers in mode observe refuse nothing.
-pub(crate) fn telling(layers: &[Option<LayerIndex>; 3], host: &Host, waive: bool) -> Option<u16> {
+pub(crate) fn telling(
+    layers: &[Option<Arc<LayerIndex>>; 3],
+    host: &Host,
+    waive: bool,
+) -> Option<u16> {
     let mut changes: Vec<(u32, i32, What)> = Vec::new();
     let mut lets = [1, 1, 1];
     let (mut always, mut denies, mut with_ports) = (0, 0, false);

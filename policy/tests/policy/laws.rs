@@ -6,8 +6,8 @@ use policy::document::Ech;
 use policy::path::PathGlob;
 use policy::reason::Code;
 use policy::{
-    AddressClass, Compiled, Effect, Evidence, Flow, Host, Layer, OwnAddresses, Peer, Policy,
-    PolicyMode, Protocol, Revision, Rule, Target, Verdict, explain,
+    AddressClass, Compiled, CompiledLayer, Effect, Evidence, Flow, Host, Layer, OwnAddresses, Peer,
+    Policy, PolicyMode, Protocol, Revision, Rule, Target, Verdict, explain,
 };
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
@@ -210,6 +210,17 @@ proptest! {
             Err(_) => Answer::Refused,
         };
         prop_assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn layers_that_are_compiled_one_by_one_judge_as_those_that_are_compiled_together(
+        layers in observing(),
+        flow in flows(),
+    ) {
+        let one = |(layer, policy): &(Layer, Policy)| CompiledLayer::new(*layer, policy);
+        let apart: Vec<CompiledLayer> = layers.iter().rev().map(one).collect();
+        let apart = Compiled::of(&apart, Revision(1)).judge(&flow.flow());
+        prop_assert_eq!(apart, verdict(&layers, &flow.flow()));
     }
 
     /// Promise 26. Attack F06.
