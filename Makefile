@@ -87,7 +87,7 @@ test-fuzz:
 fuzz: setup-test test-fuzz
 
 # What the way out costs, beside the programs that do a part of it; writes docs/benchmarks.md. Needs
-# root. One alone: make bench-judge, -egress-splice, -egress-connect, -dns, -slots, -revoke, -density.
+# root. One alone: make bench-judge, -egress-splice, -egress-connect, -dns, -slots, -revoke, -writes, -density.
 bench: build-bench
 	POSTERN_BIN=target/release/postern target/release/bench all $(ROUNDS)
 bench-%: build-bench

@@ -24,6 +24,7 @@ mod slots;
 mod soak;
 mod splice;
 mod stage;
+mod writes;
 
 use std::process::{Command, ExitCode};
 
@@ -37,6 +38,7 @@ const BENCHES: &[Bench] = &[
     ("dns", "What a question of a guest costs.", dns::run),
     ("slots", "How long a sandbox's way takes to make and to take away.", slots::run),
     ("revoke", "How soon a tightened policy ends what it denies.", revoke::run),
+    ("writes", "What a large policy costs, and whom it keeps waiting.", writes::run),
     ("density", "What the daemon holds for what does nothing.", revoke::density),
 ];
 
