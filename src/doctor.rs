@@ -81,7 +81,7 @@ pub async fn examine(config: &Config) -> Report {
     let mut checks = essential(config).await;
     checks.extend(checks::machine(config).await);
     checks.push(checks::upstreams(config).await);
-    checks.extend(checks::observing(config).await);
+    checks.extend(checks::policies(config).await);
     report(checks)
 }
 

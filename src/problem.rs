@@ -39,6 +39,8 @@ pub enum Kind {
     UpgradeRequired,
     /// 429: the tenant has as much of the node as one may have.
     Quota,
+    /// 429: the tenant has as much under way as one may; `retry-after` says when to ask again.
+    Busy,
     /// 500: it was tried and failed; the log of the daemon says more.
     Failed,
     /// 503: the node cannot take it now.
@@ -62,7 +64,7 @@ impl Kind {
             Self::UnsupportedMediaType => S::UNSUPPORTED_MEDIA_TYPE,
             Self::Misdirected => S::MISDIRECTED_REQUEST,
             Self::UpgradeRequired => S::UPGRADE_REQUIRED,
-            Self::Quota => S::TOO_MANY_REQUESTS,
+            Self::Quota | Self::Busy => S::TOO_MANY_REQUESTS,
             Self::Failed => S::INTERNAL_SERVER_ERROR,
             Self::Unavailable => S::SERVICE_UNAVAILABLE,
         }

@@ -124,6 +124,11 @@ pub struct Sandbox {
     pub revision: Revision,
     /// `observe` when a layer in force only records what it refuses.
     pub mode: Mode,
+    /// Whose policy over it the journal has but cannot be read, `platform` or `tenant/acme`: until that
+    /// is written anew nothing leaves the sandbox.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "tenant/acme")]
+    pub closed_by: Option<String>,
     /// The process that runs it, if it is the daemon's.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,

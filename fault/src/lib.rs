@@ -1,5 +1,5 @@
-//! Places at which a test can end the daemon, or make it panic, between two steps, and the clock on the
-//! wall, which a test can set.
+//! Places at which a test can end the daemon, make it panic, or hold it up, between two steps, and the
+//! clock on the wall, which a test can set.
 //!
 //! Only builds with debug assertions can be struck or set, and only after [`listen`]; in a release build
 //! a place is nothing and the clock is the system's. Never decides anything, and never knows what a step
@@ -93,6 +93,8 @@ points! {
     FilesRemoved Remove,
     SandboxToForget Remove,
     SandboxForgotten Remove,
+    HandleToDrop Remove,
+    PolicyCompiled Policy,
     PolicyToWrite Policy,
     PolicyWritten Policy,
     PolicySwapped Policy,
@@ -130,8 +132,9 @@ pub fn armed(point: Point) -> bool {
     }
 }
 
-/// From now on a point is armed while the file holds its name and `die` or `panic`. When it strikes,
-/// the file is renamed to the same with `.struck` behind. Nothing in a release build.
+/// From now on a point is armed while the file holds its name and `die`, `panic` or `stall`. When it
+/// strikes, the file is renamed to the same with `.struck` behind; a stall ends when that is removed.
+/// Nothing in a release build.
 pub fn listen(file: std::path::PathBuf) {
     #[cfg(debug_assertions)]
     debug::listen(file);
@@ -160,6 +163,9 @@ mod debug {
 
     static FILE: OnceLock<PathBuf> = OnceLock::new();
 
+    /// How often it is looked whether a stall is over.
+    const LOOK: Duration = Duration::from_millis(10);
+
     pub(crate) fn listen(file: PathBuf) {
         let _ = FILE.set(file);
     }
@@ -183,13 +189,19 @@ mod debug {
     pub(crate) fn at(point: Point) {
         let (Some(act), Some(file)) = (armed(point), FILE.get()) else { return };
         // Once: two tasks that come to it together are not both struck.
-        if fs::rename(file, file.with_extension("struck")).is_err() {
+        let struck = file.with_extension("struck");
+        if fs::rename(file, &struck).is_err() {
             return;
         }
         match act.as_str() {
             // No destructor runs and nothing is flushed, as with SIGKILL.
             "die" => std::process::abort(),
             "panic" => panic!("struck at {}", point.name()),
+            "stall" => {
+                while struck.exists() {
+                    std::thread::sleep(LOOK);
+                }
+            }
             _ => {}
         }
     }
@@ -210,7 +222,18 @@ mod tests {
         assert!(!struck(Point::TapToMake));
         assert!(struck(Point::TapMade));
         assert!(!struck(Point::TapMade), "once");
-        assert!(dir.join("fault.struck").exists());
+        let mark = dir.join("fault.struck");
+        assert!(mark.exists());
+        std::fs::remove_file(&mark).expect("forget");
+        std::fs::write(&file, "TapMade stall").expect("arm");
+        std::thread::scope(|scope| {
+            let stalled = scope.spawn(|| at(Point::TapMade));
+            while !mark.exists() {
+                std::thread::yield_now();
+            }
+            assert!(!stalled.is_finished(), "held up");
+            std::fs::remove_file(&mark).expect("release");
+        });
         std::fs::remove_dir_all(dir).expect("clean");
     }
 

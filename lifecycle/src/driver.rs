@@ -214,7 +214,7 @@ impl Task {
         if state == State::Gone {
             // Name and slot are taken as long as the journal has them.
             loop {
-                let forgotten = self.policies.write().await.forget(&self.record.name).await;
+                let forgotten = self.policies.forget(&self.record).await;
                 let Err(error) = forgotten else { break };
                 self.unnoted(&error);
                 self.published.send_modify(|seen| {
@@ -225,6 +225,7 @@ impl Task {
                 });
                 tokio::time::sleep(LOOK).await;
             }
+            fault::at(Point::HandleToDrop);
             self.audit(Outcome::Allow, "removed");
             return false;
         }
@@ -326,6 +327,7 @@ impl Handle {
             incarnation: record.incarnation,
             revision: in_force.revision(),
             mode,
+            closed_by: None,
             pid: seen.pid,
             created: record.created,
         }

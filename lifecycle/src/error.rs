@@ -56,6 +56,14 @@ pub enum Error {
         /// What is in force.
         current: Revision,
     },
+    /// The journal has a policy that cannot be read, so it cannot be shown or added to.
+    #[error("the policy of {scope} in the journal cannot be read: {problem}")]
+    Unreadable {
+        /// Whose it is, e.g. `tenant/acme`.
+        scope: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The sandbox is in a state in which this cannot be done.
     #[error("{name} is {state}: {problem}")]
     WrongState {

@@ -1,22 +1,19 @@
-//! The verbs of the room: create, show, list, remove, policies, exec.
+//! The verbs of the room: create, show, list, remove, exec; those of policies are in `writes`.
 //!
 //! Every verb checks its input whole before anything happens. A journey that a caller began goes on
 //! when the caller goes away.
 
 mod birth;
+mod writes;
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use egress::{GuestStream, Router};
 use fault::Point;
 use policy::audit::{Kind, Outcome};
-use policy::document::Rule;
-use policy::{
-    AuditRecord, Compiled, Policy, PolicyHandle, PolicyMode, Revision, SandboxName, TenantName,
-    Trail,
-};
+use policy::{AuditRecord, PolicyHandle, SandboxName, TenantName, Trail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -26,12 +23,13 @@ use crate::config::Config;
 use crate::driver::{Handle, Published, Task, Verb};
 use crate::error::{Error, Field};
 use crate::machine::{Left, Machine};
-use crate::policies::{self, Policies, PolicyChange, Scope};
+use crate::policies::Policies;
 use crate::reconcile;
 use crate::sandbox::{Actor, Sandbox};
 use crate::slots::Slots;
 use crate::state::State;
 use crate::store::{Record, Store};
+use crate::threads::{joined, locked};
 
 /// The room. Clones are the same.
 #[derive(Clone, Debug)]
@@ -97,7 +95,7 @@ impl Keeper {
         for mut record in records {
             shared.slots.take_this(record.slot);
             let machine = reconcile::judge(&shared.hypervisors, &mut record).await;
-            journeys.push(self.drive(record, machine).await);
+            journeys.push(self.drive(record, machine));
             fault::at(Point::SandboxTakenUp);
         }
         for mut handle in journeys {
@@ -112,11 +110,7 @@ impl Keeper {
         &self,
         act: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        match self.0.drivers.spawn(act).await {
-            Ok(done) => done,
-            Err(lost) if lost.is_panic() => Err(Error::Panicked),
-            Err(_) => Err(Error::Stopping),
-        }
+        joined(self.0.drivers.spawn(act)).await.flatten()
     }
 
     /// One sandbox.
@@ -157,158 +151,6 @@ impl Keeper {
                 return if gone { Ok(()) } else { Err(Error::Stopping) };
             }
         }
-    }
-
-    /// The policy of a scope and its revision: empty at revision 0 where none was written.
-    pub async fn policy(&self, scope: &Scope) -> Result<(Arc<Policy>, Revision), Error> {
-        if let Scope::Sandbox(name) = scope {
-            self.handle(name)?;
-        }
-        Ok(self.0.policies.show(scope).await)
-    }
-
-    /// What is in force for a sandbox, all layers together: what `explain` asks.
-    pub fn in_force(&self, name: &SandboxName) -> Result<Arc<Compiled>, Error> {
-        Ok(self.handle(name)?.policy.load())
-    }
-
-    /// Replaces the policy of a scope. Returns once open flows were judged by it.
-    pub async fn set_policy(
-        &self,
-        scope: &Scope,
-        policy: Policy,
-        expected: Option<Revision>,
-        actor: &Actor,
-    ) -> Result<PolicyChange, Error> {
-        let what = format!("policy of {} rules set", policy.rules().len());
-        self.change(scope, expected, actor, what, |_| Ok(policy)).await
-    }
-
-    /// Adds one rule to the policy of a scope.
-    pub async fn add_rule(
-        &self,
-        scope: &Scope,
-        rule: Rule,
-        expected: Option<Revision>,
-        actor: &Actor,
-    ) -> Result<PolicyChange, Error> {
-        let alone = Policy::default().with_rule(rule.clone()).map_err(Error::Policy)?;
-        let written = alone.to_json().pointer("/rule/0").map(ToString::to_string);
-        let what = format!("policy rule added: {}", written.unwrap_or_default());
-        let add = |current: &Policy| current.with_rule(rule).map_err(Error::Policy);
-        self.change(scope, expected, actor, what, add).await
-    }
-
-    /// Puts the policy of a scope in another mode and leaves its rules as they are.
-    pub async fn set_mode(
-        &self,
-        scope: &Scope,
-        mode: PolicyMode,
-        expected: Option<Revision>,
-        actor: &Actor,
-    ) -> Result<PolicyChange, Error> {
-        let what = format!("policy mode {mode} set");
-        self.change(scope, expected, actor, what, move |current| Ok(current.with_mode(mode))).await
-    }
-
-    async fn change(
-        &self,
-        scope: &Scope,
-        expected: Option<Revision>,
-        actor: &Actor,
-        what: String,
-        next: impl FnOnce(&Policy) -> Result<Policy, Error> + Send + 'static,
-    ) -> Result<PolicyChange, Error> {
-        let asked = match scope {
-            Scope::Sandbox(name) => Some(self.handle(name)?.record),
-            Scope::Tenant(_) | Scope::Platform => None,
-        };
-        let (keeper, scope, actor) = (self.clone(), scope.clone(), actor.clone());
-        let changed = async move {
-            keeper.change_now(&scope, asked.as_ref(), expected, &actor, &what, next).await
-        };
-        self.whole(changed).await
-    }
-
-    /// `asked` is the sandbox that had the scope's name when the change was asked for.
-    async fn change_now(
-        &self,
-        scope: &Scope,
-        asked: Option<&Record>,
-        expected: Option<Revision>,
-        actor: &Actor,
-        what: &str,
-        next: impl FnOnce(&Policy) -> Result<Policy, Error>,
-    ) -> Result<PolicyChange, Error> {
-        let shared = &self.0;
-        let mut writing = shared.policies.write().await;
-        if let Some(asked) = asked
-            && self.handle(&asked.name)?.record.incarnation != asked.incarnation
-        {
-            return Err(Error::NotFound(asked.name.to_string()));
-        }
-        let (before, current) = writing.current(scope);
-        if let Some(expected) = expected.filter(|expected| *expected != current) {
-            return Err(Error::Conflict { expected, current });
-        }
-        let policy = next(&before)?;
-        policies::check(&policy, scope)?;
-        let notes = policies::notes(&policy, &before, scope, shared.router.own());
-        // Written again, it is as good as a question whether it is in force: no revision is used up.
-        let again = writing.holds(scope, &policy);
-        let revision = if again { current } else { writing.set(scope, policy).await? };
-        let mut change = PolicyChange { revision, notes, ..PolicyChange::default() };
-        let mut slots = Vec::new();
-        for handle in self.under(scope) {
-            let record = &handle.record;
-            // Even again: the write before may have ended between the journal and here.
-            handle.policy.store(writing.compile(&record.name, &record.tenant));
-            fault::at(Point::PolicySwapped);
-            slots.push(record.slot);
-        }
-        let judged = shared.router.rejudge(&slots).await;
-        fault::at(Point::PolicyJudged);
-        // What it denies is cut; only what it newly allows may still be refused without this.
-        let fenced = shared.router.refence(&slots).await;
-        change.sandboxes = slots.len();
-        (change.checked, change.cut, change.closing) = (judged.checked, judged.cut, judged.closing);
-        let outcome = if fenced.is_ok() { Outcome::Allow } else { Outcome::Fail };
-        let mut record = AuditRecord::new(fault::wall_clock(), Kind::Control, outcome);
-        match scope {
-            Scope::Platform => {}
-            Scope::Tenant(tenant) => record.tenant = Some(tenant.clone()),
-            Scope::Sandbox(name) => {
-                record.tenant = asked.map(|asked| asked.tenant.clone());
-                record.sandbox = Some(name.clone());
-            }
-        }
-        record.layer = Some(scope.layer().as_str().to_owned());
-        record.revision = Some(revision);
-        record.detail = Some(format!(
-            "{what}{} by {}; {} flows judged again, {} cut, {} still closing",
-            if again { ", unchanged" } else { "" },
-            actor.as_str(),
-            change.checked,
-            change.cut,
-            change.closing
-        ));
-        shared.trail.record(record);
-        fenced.map(|()| change).map_err(|source| Error::Router {
-            doing: "the policy is in force, but a fence could not be changed",
-            source: Box::new(source),
-        })
-    }
-
-    fn under(&self, scope: &Scope) -> Vec<Handle> {
-        locked(&self.0.handles)
-            .values()
-            .filter(|handle| match scope {
-                Scope::Platform => true,
-                Scope::Tenant(tenant) => handle.record.tenant == *tenant,
-                Scope::Sandbox(name) => handle.record.name == *name,
-            })
-            .cloned()
-            .collect()
     }
 
     /// Starts a command in a running guest: a stream on which the agent has been told what to run;
@@ -356,7 +198,10 @@ impl Keeper {
     }
 
     fn view(&self, handle: &Handle) -> Sandbox {
-        handle.view(&self.0.config.netns, &self.0.config.egress)
+        let Record { name, tenant, .. } = &handle.record;
+        let closed_by = self.0.policies.in_force().unreadable(name, tenant);
+        let seen = handle.view(&self.0.config.netns, &self.0.config.egress);
+        Sandbox { closed_by: closed_by.map(|scope| scope.to_string()), ..seen }
     }
 
     fn control(&self, record: &Record, actor: &Actor, what: String) -> AuditRecord {
@@ -369,11 +214,11 @@ impl Keeper {
     }
 
     /// Starts the driver of a sandbox that is in the journal.
-    async fn drive(&self, record: Record, machine: Machine) -> Handle {
+    fn drive(&self, record: Record, machine: Machine) -> Handle {
         let shared = self.0.clone();
-        // Held until the handle can be found: a policy written in between would pass it by.
-        let writing = shared.policies.write().await;
-        let policy = PolicyHandle::new(writing.compile(&record.name, &record.tenant));
+        // Locked until the handle can be found: a policy put in force in between would pass it by.
+        let in_force = shared.policies.in_force();
+        let policy = PolicyHandle::new(in_force.over(&record.name, &record.tenant));
         let (verbs, inbox) = mpsc::channel(1);
         let (published, seen) = watch::channel(Published {
             state: machine.state(),
@@ -390,7 +235,7 @@ impl Keeper {
         );
         let handle = Handle { record: record.clone(), policy, verbs, published: seen };
         locked(&shared.handles).insert(record.name.clone(), handle.clone());
-        drop(writing);
+        drop(in_force);
         let task = Task {
             record,
             machine,
@@ -417,9 +262,4 @@ impl Keeper {
         });
         handle
     }
-}
-
-/// A lock whose holder panicked still guards a value that is whole: each section makes one change.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

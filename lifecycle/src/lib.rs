@@ -19,6 +19,7 @@ mod store;
 mod sandbox;
 mod config;
 mod state;
+mod threads;
 mod error;
 
 pub use config::Config;

@@ -1,18 +1,23 @@
-//! The policies in force, in their layers, and the order in which a change takes effect:
-//! checked whole, journalled, swapped, open flows judged again, and only then answered.
+//! The policies in force, in their layers: what was written for each scope, what it was made into,
+//! and the turns that writes of one tenant take.
+//!
+//! A policy is made ready to judge once, for its scope; what is in force for a sandbox shares it.
+//! Nothing is waited for while what is in force is locked.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use fault::Point;
 use policy::document::{Effect, Rule};
-use policy::{Compiled, Layer, OwnAddresses, Peer, Policy, PolicyMode, Protocol};
+use policy::{Compiled, CompiledLayer, Layer, OwnAddresses, Peer, Policy, PolicyMode, Protocol};
 use policy::{Revision, SandboxName, TenantName};
 use serde::Serialize;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 
 use crate::error::Error;
-use crate::store::Store;
+use crate::store::{PolicyRow, Record, Store};
+use crate::threads::{aside, locked};
 
 /// Whose policy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,6 +38,15 @@ impl Scope {
             Self::Platform => Layer::Platform,
             Self::Tenant(_) => Layer::Tenant,
             Self::Sandbox(_) => Layer::Sandbox,
+        }
+    }
+
+    /// Whether a sandbox is under it.
+    pub(crate) fn is_over(&self, sandbox: &SandboxName, of: &TenantName) -> bool {
+        match self {
+            Self::Platform => true,
+            Self::Tenant(tenant) => tenant == of,
+            Self::Sandbox(name) => name == sandbox,
         }
     }
 
@@ -78,99 +92,204 @@ pub(crate) fn check(policy: &Policy, scope: &Scope) -> Result<(), Error> {
     policy.check_layer(scope.layer()).map_err(Error::Policy)
 }
 
+/// A policy as it was written, and ready to judge. Clones share both.
 #[derive(Clone, Debug)]
-struct Versioned {
+pub(crate) struct Written {
     policy: Arc<Policy>,
-    revision: Revision,
+    layer: CompiledLayer,
 }
 
-/// All policies of the node. One lock: writes happen one after another.
+impl Written {
+    /// Makes a policy ready to judge, which takes long where it is large.
+    pub(crate) fn new(policy: Policy, scope: &Scope) -> Self {
+        let layer = CompiledLayer::new(scope.layer(), &policy);
+        Self { policy: Arc::new(policy), layer }
+    }
+}
+
+/// What a scope holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) revision: Revision,
+    /// What is wrong with what the journal has, where it cannot be read: the scope is closed then.
+    written: Result<Written, Arc<str>>,
+}
+
+impl Held {
+    pub(crate) fn new(written: Written, revision: Revision) -> Self {
+        Self { revision, written: Ok(written) }
+    }
+
+    fn policy(&self, scope: &Scope) -> Result<Arc<Policy>, Error> {
+        match &self.written {
+            Ok(written) => Ok(Arc::clone(&written.policy)),
+            Err(problem) => {
+                let (scope, problem) = (scope.to_string(), problem.to_string());
+                Err(Error::Unreadable { scope, problem })
+            }
+        }
+    }
+}
+
+/// What is asked of the policy of a scope.
+#[derive(Clone, Debug)]
+pub(crate) enum Edit {
+    Replace(Policy),
+    Add(Rule),
+    Mode(PolicyMode),
+}
+
+impl Edit {
+    /// As the audit tells it.
+    fn told(&self) -> Result<String, Error> {
+        Ok(match self {
+            Self::Replace(policy) => format!("policy of {} rules set", policy.rules().len()),
+            Self::Add(rule) => {
+                let alone = Policy::default().with_rule(rule.clone()).map_err(Error::Policy)?;
+                let written = alone.to_json().pointer("/rule/0").map(ToString::to_string);
+                format!("policy rule added: {}", written.unwrap_or_default())
+            }
+            Self::Mode(mode) => format!("policy mode {mode} set"),
+        })
+    }
+}
+
+/// A write that was checked and is ready to be journalled and put in force.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) written: Written,
+    /// As it is journalled; none for the very policy that is in force.
+    pub(crate) document: Option<String>,
+    pub(crate) notes: Vec<String>,
+    /// For the audit.
+    pub(crate) what: String,
+}
+
+impl Draft {
+    /// Does an edit to what a scope holds, which takes long where that is large. `own` are the
+    /// addresses of this host.
+    pub(crate) fn new(
+        edit: Edit,
+        scope: &Scope,
+        held: Option<&Held>,
+        own: &OwnAddresses,
+    ) -> Result<Self, Error> {
+        let what = edit.told()?;
+        let before = || held.map_or_else(|| Ok(Arc::default()), |held| held.policy(scope));
+        let policy = match edit {
+            Edit::Replace(policy) => policy,
+            Edit::Add(rule) => before()?.with_rule(rule).map_err(Error::Policy)?,
+            Edit::Mode(mode) => before()?.with_mode(mode),
+        };
+        check(&policy, scope)?;
+        let notes = notes(&policy, &before().unwrap_or_default(), scope, own);
+        let in_force = held.and_then(|held| held.written.as_ref().ok());
+        if let Some(same) = in_force.filter(|written| *written.policy == policy) {
+            let what = what + ", unchanged";
+            return Ok(Self { written: same.clone(), document: None, notes, what });
+        }
+        let document = Some(policy.to_json().to_string());
+        let written = Written::new(policy, scope);
+        fault::at(Point::PolicyCompiled);
+        Ok(Self { written, document, notes, what })
+    }
+}
+
+/// All policies of the node.
 #[derive(Debug)]
 pub(crate) struct Policies {
     store: Store,
-    held: Mutex<BTreeMap<Scope, Versioned>>,
+    held: Mutex<BTreeMap<Scope, Held>>,
+    /// One write of a tenant at a time, its sandboxes' among them, and one of the platform. There is
+    /// a lock for each tenant of which anything was ever written.
+    turns: Mutex<BTreeMap<Option<TenantName>, Arc<Turn<()>>>>,
 }
 
-/// The right to change policies, while nobody else does.
+/// What is in force, while nobody else changes it. A guard, not to be kept while anything is waited for.
 #[derive(Debug)]
-pub(crate) struct Writing<'a> {
-    store: &'a Store,
-    held: MutexGuard<'a, BTreeMap<Scope, Versioned>>,
-}
+pub(crate) struct InForce<'a>(MutexGuard<'a, BTreeMap<Scope, Held>>);
 
 impl Policies {
+    /// Reads what the journal has. A policy that cannot be read closes its scope, and no other.
     pub(crate) async fn open(store: Store) -> Result<Self, Error> {
-        let mut held = BTreeMap::new();
-        for (scope, policy, revision) in store.policies().await? {
-            match Scope::parse(&scope) {
-                Some(scope) => {
-                    held.insert(scope, Versioned { policy: Arc::new(policy), revision });
-                }
-                None => tracing::warn!(scope, "policy of an unknown scope left alone"),
-            }
-        }
-        Ok(Self { store, held: Mutex::new(held) })
+        let rows = store.policies().await?;
+        let held = aside(|| rows.into_iter().filter_map(held).collect()).await?;
+        Ok(Self { store, held: Mutex::new(held), turns: Mutex::default() })
     }
 
     /// The policy of a scope and its revision; an empty one at revision 0 where none was written.
-    pub(crate) async fn show(&self, scope: &Scope) -> (Arc<Policy>, Revision) {
-        match self.held.lock().await.get(scope) {
-            Some(found) => (found.policy.clone(), found.revision),
-            None => (Arc::default(), Revision::default()),
+    pub(crate) fn show(&self, scope: &Scope) -> Result<(Arc<Policy>, Revision), Error> {
+        match self.in_force().of(scope) {
+            Some(held) => Ok((held.policy(scope)?, held.revision)),
+            None => Ok((Arc::default(), Revision::default())),
         }
     }
 
-    pub(crate) async fn write(&self) -> Writing<'_> {
-        Writing { store: &self.store, held: self.held.lock().await }
-    }
-}
-
-impl Writing<'_> {
-    /// The policy of a scope as it is now.
-    pub(crate) fn current(&self, scope: &Scope) -> (Arc<Policy>, Revision) {
-        match self.held.get(scope) {
-            Some(found) => (found.policy.clone(), found.revision),
-            None => (Arc::default(), Revision::default()),
-        }
+    /// Waits until no other write of this tenant, or else of the platform, is under way.
+    pub(crate) async fn turn(&self, tenant: Option<&TenantName>) -> OwnedMutexGuard<()> {
+        let turn = Arc::clone(locked(&self.turns).entry(tenant.cloned()).or_default());
+        turn.lock_owned().await
     }
 
-    /// Whether this very policy is in force in a scope.
-    pub(crate) fn holds(&self, scope: &Scope, policy: &Policy) -> bool {
-        self.held.get(scope).is_some_and(|found| *found.policy == *policy)
-    }
-
-    /// Journals a policy and holds it; it is in force once the caller has compiled it anew.
-    pub(crate) async fn set(&mut self, scope: &Scope, policy: Policy) -> Result<Revision, Error> {
-        let document = policy.to_json().to_string();
-        let revision = self.store.set_policy(scope.to_string(), document).await?;
-        self.hold(scope.clone(), policy, revision);
-        Ok(revision)
-    }
-
-    /// Holds a policy that is in the journal already.
-    pub(crate) fn hold(&mut self, scope: Scope, policy: Policy, revision: Revision) {
-        self.held.insert(scope, Versioned { policy: Arc::new(policy), revision });
+    pub(crate) fn in_force(&self) -> InForce<'_> {
+        InForce(locked(&self.held))
     }
 
     /// Forgets a sandbox and its policy.
-    pub(crate) async fn forget(&mut self, name: &SandboxName) -> Result<(), Error> {
-        self.store.forget(name).await?;
-        self.held.remove(&Scope::Sandbox(name.clone()));
+    pub(crate) async fn forget(&self, record: &Record) -> Result<(), Error> {
+        // A write under way would leave its policy behind.
+        let _turn = self.turn(Some(&record.tenant)).await;
+        self.store.forget(&record.name).await?;
+        locked(&self.held).remove(&Scope::Sandbox(record.name.clone()));
         Ok(())
     }
+}
 
-    /// What is in force for a sandbox: the layers that exist, compiled.
-    pub(crate) fn compile(&self, name: &SandboxName, tenant: &TenantName) -> Compiled {
-        let scopes = [Scope::Platform, Scope::Tenant(tenant.clone()), Scope::Sandbox(name.clone())];
-        let found: Vec<(Layer, &Versioned)> = scopes
-            .iter()
-            .filter_map(|scope| Some((scope.layer(), self.held.get(scope)?)))
-            .collect();
-        let revision = found.iter().map(|(_, held)| held.revision).max().unwrap_or_default();
-        let layers: Vec<(Layer, &Policy)> =
-            found.iter().map(|(layer, held)| (*layer, held.policy.as_ref())).collect();
-        Compiled::new(&layers, revision)
+impl InForce<'_> {
+    /// What a scope holds, if anything was written for it.
+    pub(crate) fn of(&self, scope: &Scope) -> Option<Held> {
+        self.0.get(scope).cloned()
     }
+
+    /// Holds what is in the journal already. Gives what was held before: freeing it takes its time, too.
+    pub(crate) fn hold(&mut self, scope: Scope, held: Held) -> Option<Held> {
+        self.0.insert(scope, held)
+    }
+
+    /// What a sandbox is judged by: the layers that exist. One that cannot be read may have denied
+    /// anything; then there is none, and everything is denied.
+    pub(crate) fn over(&self, name: &SandboxName, tenant: &TenantName) -> Compiled {
+        let found: Vec<Held> = scopes(name, tenant).iter().filter_map(|s| self.of(s)).collect();
+        let revision = found.iter().map(|held| held.revision).max().unwrap_or_default();
+        let layers = found.into_iter().map(|held| held.written.map(|written| written.layer));
+        let layers: Vec<CompiledLayer> = layers.collect::<Result<_, _>>().unwrap_or_default();
+        Compiled::of(&layers, revision)
+    }
+
+    /// The outermost scope over a sandbox whose policy cannot be read, if there is one.
+    pub(crate) fn unreadable(&self, name: &SandboxName, tenant: &TenantName) -> Option<Scope> {
+        let closed = |scope: &Scope| self.0.get(scope).is_some_and(|held| held.written.is_err());
+        scopes(name, tenant).into_iter().find(closed)
+    }
+}
+
+/// The scopes over a sandbox, outermost first.
+fn scopes(name: &SandboxName, tenant: &TenantName) -> [Scope; 3] {
+    [Scope::Platform, Scope::Tenant(tenant.clone()), Scope::Sandbox(name.clone())]
+}
+
+/// What a row of the journal comes to.
+fn held(row: PolicyRow) -> Option<(Scope, Held)> {
+    let PolicyRow { scope: text, policy, revision } = row;
+    let Some(scope) = Scope::parse(&text) else {
+        tracing::warn!(scope = text, "policy of an unknown scope left alone");
+        return None;
+    };
+    let written = policy.map(|policy| Written::new(policy, &scope)).map_err(|problem| {
+        tracing::error!(%scope, problem, "policy not readable: closed until it is written anew");
+        problem.into()
+    });
+    Some((scope, Held { revision, written }))
 }
 
 /// What the writer of a policy may not expect of it in place of the one `before`, one sentence

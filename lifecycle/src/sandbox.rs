@@ -89,6 +89,9 @@ pub struct Sandbox {
     pub revision: Revision,
     /// `observe` when a layer in force only records what it refuses.
     pub mode: PolicyMode,
+    /// The scope over it whose policy cannot be read: nothing leaves until that is written anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub closed_by: Option<String>,
     /// The process that runs it, if one of ours does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,

@@ -85,6 +85,15 @@ impl Uptime {
     }
 }
 
+/// A policy as the journal has it.
+#[derive(Clone, Debug)]
+pub(crate) struct PolicyRow {
+    pub(crate) scope: String,
+    /// Or why it cannot be read.
+    pub(crate) policy: Result<Policy, String>,
+    pub(crate) revision: Revision,
+}
+
 /// The store. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
@@ -244,24 +253,15 @@ impl Store {
         .await
     }
 
-    /// Every policy: scope, document, revision.
-    pub(crate) async fn policies(&self) -> Result<Vec<(String, Policy, Revision)>, Error> {
-        let rows: Vec<(String, String, u64)> = self
-            .run("reading the policies", |store| {
-                store
-                    .prepare("SELECT scope, document, revision FROM policy")?
-                    .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
-                    .collect()
-            })
-            .await?;
-        rows.into_iter()
-            .map(|(scope, document, revision)| {
-                let policy = Policy::from_written(&document).map_err(|problem| {
-                    Error::store("reading a policy", &self.path, format!("{scope}: {problem}"))
-                })?;
-                Ok((scope, policy, Revision(revision)))
-            })
-            .collect()
+    /// Every policy there is, those that cannot be read among them.
+    pub(crate) async fn policies(&self) -> Result<Vec<PolicyRow>, Error> {
+        self.run("reading the policies", |store| {
+            store
+                .prepare("SELECT scope, document, revision FROM policy")?
+                .query_map([], read_policy)?
+                .collect()
+        })
+        .await
     }
 
     /// Writes a policy and gives its revision.
@@ -326,6 +326,16 @@ fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
             .transpose()?,
         created: UNIX_EPOCH + Duration::from_secs(row.get("created")?),
     })
+}
+
+fn read_policy(row: &Row<'_>) -> rusqlite::Result<PolicyRow> {
+    let bytes = |column| Ok::<_, rusqlite::Error>(row.get_ref(column)?.as_bytes()?);
+    // What is not even text is told from what cannot be asked for: only its own scope is closed by it.
+    let document = str::from_utf8(bytes("document")?).map_err(|problem| problem.to_string());
+    let policy =
+        document.and_then(|text| Policy::from_written(text).map_err(|problem| problem.to_string()));
+    let scope = String::from_utf8_lossy(bytes("scope")?).into_owned();
+    Ok(PolicyRow { scope, policy, revision: Revision(row.get("revision")?) })
 }
 
 /// A column that holds one word: a name, or the name of a variant.
@@ -396,7 +406,7 @@ mod tests {
         assert_eq!(found[0].reason.as_deref(), Some("why"));
         assert_eq!(found[0].created, UNIX_EPOCH + Duration::from_secs(7));
         let scopes: Vec<_> =
-            store.policies().await.unwrap().into_iter().map(|(scope, ..)| scope).collect();
+            store.policies().await.unwrap().into_iter().map(|row| row.scope).collect();
         assert_eq!(scopes, ["sandbox/b"]);
     }
 
@@ -431,8 +441,9 @@ mod tests {
             format!("{{\"default\":\"allow\"{}}}", " ".repeat(policy::document::MAX_DOCUMENT));
         assert!(Policy::from_json(&long).is_err(), "control: nobody could write it anew");
         store.set_policy("tenant/acme".to_owned(), long).await.unwrap();
-        let [(scope, policy, _)] = &store.policies().await.unwrap()[..] else { panic!("one") };
-        assert_eq!(scope, "tenant/acme");
+        let [row] = &store.policies().await.unwrap()[..] else { panic!("one") };
+        assert_eq!(row.scope, "tenant/acme");
+        let policy = row.policy.as_ref().unwrap();
         assert_eq!(policy.default_effect(), policy::document::Effect::Allow);
     }
 

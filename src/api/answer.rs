@@ -19,6 +19,9 @@ impl IntoResponse for Problem {
             Kind::UpgradeRequired => {
                 headers.insert(header::UPGRADE, HeaderValue::from_static(EXEC_PROTOCOL));
             }
+            Kind::Busy => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
             _ => {}
         }
         response
@@ -49,6 +52,8 @@ impl From<lifecycle::Error> for Problem {
                 Self::new(Kind::RevisionMoved, format!("the policy is at revision {current}"))
                     .fix("read it again and repeat the change")
             }
+            E::Unreadable { .. } => Self::new(Kind::Conflict, error.to_string())
+                .fix("write it anew, whole: until then nothing leaves what is under it"),
             E::WrongState { .. } => Self::new(Kind::Conflict, error.to_string()),
             E::Quota { tenant, limit } => {
                 let problem = format!("has {limit} sandboxes, as many as one tenant may have");

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, Uri, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use policy::Policy;
 use serde::de::DeserializeOwned;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
 use crate::input;
@@ -27,15 +28,23 @@ pub(crate) struct Json<T>(pub(crate) T);
 #[derive(Debug)]
 pub(crate) struct Named(pub(crate) String);
 
-/// A policy, as TOML or JSON by its content type.
+/// A policy that is not read yet, as TOML or JSON by its content type.
 #[derive(Debug)]
 pub(crate) struct Document {
-    pub(crate) policy: Policy,
     format: ContentType,
     text: String,
 }
 
 impl Document {
+    /// Reads it, which takes long where it is large.
+    pub(crate) fn policy(&self) -> Result<Policy, Problem> {
+        let policy = match self.format {
+            ContentType::Json => Policy::from_json(&self.text),
+            ContentType::Toml => Policy::from_toml(&self.text),
+        };
+        policy.map_err(Problem::from)
+    }
+
     /// A refusal of the policy, with the line of its field in this document.
     pub(crate) fn located(&self, problem: Problem) -> Problem {
         let line =
@@ -78,13 +87,23 @@ impl<S: Send + Sync> FromRequest<S> for Document {
 
     async fn from_request(request: Request, _state: &S) -> Result<Self, Problem> {
         let format = content_type(request.headers())?;
-        let text = text(request).await?;
-        let policy = match format {
-            ContentType::Json => Policy::from_json(&text),
-            ContentType::Toml => Policy::from_toml(&text),
-        };
-        let policy = policy.map_err(Problem::from)?;
-        Ok(Self { policy, format, text })
+        Ok(Self { format, text: text(request).await? })
+    }
+}
+
+/// Does work that takes long where no guest waits for it.
+pub(crate) async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Problem> {
+    joined(spawn_blocking(work)).await
+}
+
+/// What a task came to.
+pub(crate) async fn joined<T>(task: JoinHandle<T>) -> Result<T, Problem> {
+    match task.await {
+        Ok(done) => Ok(done),
+        Err(lost) if lost.is_panic() => Err(lifecycle::Error::Panicked.into()),
+        Err(_) => Err(lifecycle::Error::Stopping.into()),
     }
 }
 

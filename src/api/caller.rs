@@ -15,7 +15,7 @@ use lifecycle::Actor;
 use policy::TenantName;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 
 use crate::api::Api;
@@ -41,6 +41,9 @@ pub(crate) struct Caller {
     local: bool,
 }
 
+/// Policy writes of a tenant at once: one under way, and one that waits for it.
+const WRITES: usize = 2;
+
 /// What is needed to tell callers over TCP.
 #[derive(Debug)]
 pub(crate) struct Door {
@@ -49,6 +52,8 @@ pub(crate) struct Door {
     /// Places among the connections of one tenant, for each that has a token.
     places: HashMap<String, Arc<Semaphore>>,
     most: usize,
+    /// Places among the policy writes of a tenant, the same way. The operator has no need of one.
+    writes: HashMap<TenantName, Arc<Semaphore>>,
 }
 
 impl Caller {
@@ -97,7 +102,26 @@ impl Door {
         let api = &config.api;
         let whose = api.token.iter().map(|token| String::from(token.tenant.clone()));
         let places = whose.map(|whose| (whose, Arc::new(Semaphore::new(most)))).collect();
-        Self { tokens: api.token.clone(), hosts: api.hosts.clone(), places, most }
+        let bound = api.token.iter().filter_map(|token| match &token.tenant {
+            Reach::Tenant(tenant) => Some((tenant.clone(), Arc::new(Semaphore::new(WRITES)))),
+            Reach::All => None,
+        });
+        let writes = bound.collect();
+        Self { tokens: api.token.clone(), hosts: api.hosts.clone(), places, most, writes }
+    }
+
+    /// Takes a place among the policy writes of the caller's tenant; the operator needs none.
+    pub(crate) fn place_to_write(
+        &self,
+        caller: &Caller,
+    ) -> Result<Option<OwnedSemaphorePermit>, Problem> {
+        let places = caller.tenant().and_then(|tenant| self.writes.get(tenant));
+        let place = places.map(|places| Arc::clone(places).try_acquire_owned()).transpose();
+        place.map_err(|_| {
+            let problem = "a policy write of this tenant is under way, and another one waits";
+            Problem::new(Kind::Busy, problem)
+                .fix("wait for an answer, or put the rules of several writes into one")
+        })
     }
 
     /// Counts a connection among those of its caller's tenant.

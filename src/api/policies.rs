@@ -7,12 +7,12 @@ use axum::Json as Answer;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use lifecycle::Scope;
+use lifecycle::{PolicyChange, Scope};
 use policy::document::Rule;
 use policy::{Policy, PolicyMode, Revision};
 use serde_json::value::RawValue;
 
-use crate::api::body::{Document, Json, Named};
+use crate::api::body::{Document, Json, Named, aside, joined};
 use crate::api::caller::Caller;
 use crate::api::{Api, question};
 use crate::problem::{ErrorBody, Kind, Problem};
@@ -33,7 +33,7 @@ pub(crate) async fn of_sandbox(
     Named(name): Named,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    api.document(&api.scope_of(&caller, &name)?, &headers).await
+    api.document(&Whose::Sandbox(name).scope(&api, &caller)?, &headers).await
 }
 
 /// Replaces a sandbox's own policy. Answers once it is in force and open flows were judged by it.
@@ -56,7 +56,7 @@ pub(crate) async fn set_of_sandbox(
     headers: HeaderMap,
     document: Document,
 ) -> Result<Answer<Change>, Problem> {
-    api.set(&api.scope_of(&caller, &name)?, &caller, &headers, document).await
+    api.write(Whose::Sandbox(name), caller, &headers, Wanted::Whole(document)).await
 }
 
 /// Adds one rule to a sandbox's own policy.
@@ -79,7 +79,7 @@ pub(crate) async fn add_to_sandbox(
     headers: HeaderMap,
     Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {
-    api.add(&api.scope_of(&caller, &name)?, &caller, &headers, &rule).await
+    api.write(Whose::Sandbox(name), caller, &headers, Wanted::Rule(rule)).await
 }
 
 /// Puts a sandbox's own policy in another mode and leaves its rules as they are.
@@ -102,7 +102,7 @@ pub(crate) async fn set_mode_of_sandbox(
     headers: HeaderMap,
     Json(wanted): Json<SetMode>,
 ) -> Result<Answer<Change>, Problem> {
-    api.put_in(&api.scope_of(&caller, &name)?, &caller, &headers, wanted.mode).await
+    api.write(Whose::Sandbox(name), caller, &headers, Wanted::Mode(wanted.mode)).await
 }
 
 /// Says what would happen to a flow of a sandbox, and which rule of which layer decides.
@@ -141,7 +141,7 @@ pub(crate) async fn of_tenant(
     Named(tenant): Named,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    api.document(&tenant_scope(&caller, &tenant)?, &headers).await
+    api.document(&Whose::Tenant(tenant).scope(&api, &caller)?, &headers).await
 }
 
 /// Replaces a tenant's policy.
@@ -164,7 +164,7 @@ pub(crate) async fn set_of_tenant(
     headers: HeaderMap,
     document: Document,
 ) -> Result<Answer<Change>, Problem> {
-    api.set(&tenant_scope(&caller, &tenant)?, &caller, &headers, document).await
+    api.write(Whose::Tenant(tenant), caller, &headers, Wanted::Whole(document)).await
 }
 
 /// Adds one rule to a tenant's policy.
@@ -187,7 +187,7 @@ pub(crate) async fn add_to_tenant(
     headers: HeaderMap,
     Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {
-    api.add(&tenant_scope(&caller, &tenant)?, &caller, &headers, &rule).await
+    api.write(Whose::Tenant(tenant), caller, &headers, Wanted::Rule(rule)).await
 }
 
 /// Puts a tenant's policy in another mode and leaves its rules as they are.
@@ -210,7 +210,7 @@ pub(crate) async fn set_mode_of_tenant(
     headers: HeaderMap,
     Json(wanted): Json<SetMode>,
 ) -> Result<Answer<Change>, Problem> {
-    api.put_in(&tenant_scope(&caller, &tenant)?, &caller, &headers, wanted.mode).await
+    api.write(Whose::Tenant(tenant), caller, &headers, Wanted::Mode(wanted.mode)).await
 }
 
 /// The platform's policy, over everything on the node. Not for a tenant's token.
@@ -248,7 +248,7 @@ pub(crate) async fn set_of_platform(
     headers: HeaderMap,
     document: Document,
 ) -> Result<Answer<Change>, Problem> {
-    api.set(&platform_scope(&caller)?, &caller, &headers, document).await
+    api.write(Whose::Platform, caller, &headers, Wanted::Whole(document)).await
 }
 
 /// Adds one rule to the platform's policy. Only over the unix socket.
@@ -267,81 +267,104 @@ pub(crate) async fn add_to_platform(
     headers: HeaderMap,
     Json(rule): Json<Box<RawValue>>,
 ) -> Result<Answer<Change>, Problem> {
-    api.add(&platform_scope(&caller)?, &caller, &headers, &rule).await
+    api.write(Whose::Platform, caller, &headers, Wanted::Rule(rule)).await
+}
+
+/// Whose policy a request means, as its path says.
+#[derive(Debug)]
+enum Whose {
+    Sandbox(String),
+    Tenant(String),
+    Platform,
+}
+
+/// What a write asks for.
+#[derive(Debug)]
+enum Wanted {
+    Whole(Document),
+    Rule(Box<RawValue>),
+    Mode(Mode),
+}
+
+impl Whose {
+    /// The scope, if the caller may write it.
+    fn scope(&self, api: &Api, caller: &Caller) -> Result<Scope, Problem> {
+        match self {
+            Self::Sandbox(name) => Ok(Scope::Sandbox(api.sandbox(caller, name)?.name)),
+            Self::Tenant(name) => {
+                let tenant = crate::api::tenant(name)?;
+                let unseen = || Problem::new(Kind::NotFound, "no such tenant").given(name);
+                caller.sees(&tenant).then_some(Scope::Tenant(tenant)).ok_or_else(unseen)
+            }
+            Self::Platform => {
+                caller.is_local().then_some(Scope::Platform).ok_or_else(not_for_tokens)
+            }
+        }
+    }
 }
 
 impl Api {
-    fn scope_of(&self, caller: &Caller, name: &str) -> Result<Scope, Problem> {
-        Ok(Scope::Sandbox(self.sandbox(caller, name)?.name))
-    }
-
     async fn document(&self, scope: &Scope, headers: &HeaderMap) -> Result<Response, Problem> {
-        let (policy, revision) = self.0.keeper.policy(scope).await?;
+        let (policy, revision) = self.0.keeper.policy(scope)?;
         let tag = [(header::ETAG, format!("\"{revision}\""))];
         let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
         if accept.is_some_and(|accept| accept.contains("toml")) {
-            return Ok((tag, [(header::CONTENT_TYPE, TOML)], policy.to_toml()).into_response());
+            let text = aside(move || policy.to_toml()).await?;
+            return Ok((tag, [(header::CONTENT_TYPE, TOML)], text).into_response());
         }
-        Ok((tag, Answer(policy.to_json())).into_response())
+        Ok((tag, Answer(aside(move || policy.to_json()).await?)).into_response())
     }
 
-    async fn set(
+    /// Does a write to its end, even when its caller goes away meanwhile: for as long it takes one of
+    /// its tenant's places.
+    async fn write(
         &self,
-        scope: &Scope,
-        caller: &Caller,
+        whose: Whose,
+        caller: Caller,
         headers: &HeaderMap,
-        document: Document,
+        wanted: Wanted,
     ) -> Result<Answer<Change>, Problem> {
         let expected = if_match(headers)?;
-        let policy = document.policy.clone();
-        let change = self.0.keeper.set_policy(scope, policy, expected, &caller.actor()).await;
-        change
-            .map(|change| Answer(shown(change)))
-            .map_err(|error| document.located(caller.told(error)))
+        let place = self.0.door.place_to_write(&caller)?;
+        let api = self.clone();
+        let written = tokio::spawn(async move {
+            let written = api.write_now(&whose, &caller, expected, wanted).await;
+            drop(place);
+            written
+        });
+        joined(written).await.flatten().map(|change| Answer(shown(change)))
     }
 
-    async fn add(
+    async fn write_now(
         &self,
-        scope: &Scope,
+        whose: &Whose,
         caller: &Caller,
-        headers: &HeaderMap,
-        rule: &RawValue,
-    ) -> Result<Answer<Change>, Problem> {
-        let expected = if_match(headers)?;
-        let rule = read_rule(rule)?;
-        let change = self.0.keeper.add_rule(scope, rule, expected, &caller.actor()).await;
-        change.map(|change| Answer(shown(change))).map_err(|error| caller.told(error))
+        expected: Option<Revision>,
+        wanted: Wanted,
+    ) -> Result<PolicyChange, Problem> {
+        let (keeper, actor) = (&self.0.keeper, caller.actor());
+        // Whose it is comes last: while a document is read, a name may become somebody else's.
+        let scope = || whose.scope(self, caller);
+        let told = |error| caller.told(error);
+        match wanted {
+            Wanted::Whole(document) => {
+                let (policy, document) = aside(move || (document.policy(), document)).await?;
+                let set = keeper.set_policy(&scope()?, policy?, expected, &actor).await;
+                set.map_err(|error| document.located(told(error)))
+            }
+            Wanted::Rule(rule) => {
+                let rule = aside(move || read_rule(&rule)).await??;
+                keeper.add_rule(&scope()?, rule, expected, &actor).await.map_err(told)
+            }
+            Wanted::Mode(mode) => {
+                let mode = match mode {
+                    Mode::Enforce => PolicyMode::Enforce,
+                    Mode::Observe => PolicyMode::Observe,
+                };
+                keeper.set_mode(&scope()?, mode, expected, &actor).await.map_err(told)
+            }
+        }
     }
-}
-
-impl Api {
-    async fn put_in(
-        &self,
-        scope: &Scope,
-        caller: &Caller,
-        headers: &HeaderMap,
-        mode: Mode,
-    ) -> Result<Answer<Change>, Problem> {
-        let expected = if_match(headers)?;
-        let mode = match mode {
-            Mode::Enforce => PolicyMode::Enforce,
-            Mode::Observe => PolicyMode::Observe,
-        };
-        let change = self.0.keeper.set_mode(scope, mode, expected, &caller.actor()).await;
-        change.map(|change| Answer(shown(change))).map_err(|error| caller.told(error))
-    }
-}
-
-fn tenant_scope(caller: &Caller, tenant: &str) -> Result<Scope, Problem> {
-    let tenant = crate::api::tenant(tenant)?;
-    if !caller.sees(&tenant) {
-        return Err(Problem::new(Kind::NotFound, "no such tenant").given(tenant.as_str()));
-    }
-    Ok(Scope::Tenant(tenant))
-}
-
-fn platform_scope(caller: &Caller) -> Result<Scope, Problem> {
-    if caller.is_local() { Ok(Scope::Platform) } else { Err(not_for_tokens()) }
 }
 
 fn not_for_tokens() -> Problem {
@@ -378,7 +401,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<Revision>, Problem> {
     Ok(Some(Revision(number)))
 }
 
-fn shown(change: lifecycle::PolicyChange) -> Change {
+fn shown(change: PolicyChange) -> Change {
     Change {
         revision: change.revision,
         sandboxes: change.sandboxes,

@@ -18,7 +18,7 @@ use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use crate::api::body::Named;
+use crate::api::body::{Named, aside};
 use crate::api::caller::Caller;
 use crate::api::listen::Place;
 use crate::api::{Api, body};
@@ -67,7 +67,7 @@ pub(crate) async fn create(
         Some((key, value)) => body::flag(key, value)?,
         None => false,
     };
-    let spec = api.spec(&caller, wanted)?;
+    let spec = api.spec(&caller, wanted).await?;
     let (actor, name) = (caller.actor(), spec.name.clone());
     let notes = api.notes(&spec);
     if !told_of_steps {
@@ -213,7 +213,7 @@ where
 }
 
 impl Api {
-    fn spec(&self, caller: &Caller, wanted: Create) -> Result<CreateSpec, Problem> {
+    async fn spec(&self, caller: &Caller, wanted: Create) -> Result<CreateSpec, Problem> {
         let own = caller.tenant();
         let tenant = match wanted.tenant.or_else(|| own.cloned()) {
             Some(tenant) => tenant,
@@ -226,12 +226,14 @@ impl Api {
         }
         let memory = wanted.memory.unwrap_or(self.0.defaults.memory);
         let policy = match wanted.policy {
-            Some(policy) => Policy::from_json(policy.get()).map_err(|refused| {
-                let problem = Problem::from(refused);
-                let field = problem.field.as_deref().filter(|field| !field.is_empty());
-                let field = field.map_or("policy".into(), |field| format!("policy.{field}"));
-                Problem { field: Some(field.into()), line: None, ..problem }
-            })?,
+            Some(policy) => {
+                aside(move || Policy::from_json(policy.get())).await?.map_err(|refused| {
+                    let problem = Problem::from(refused);
+                    let field = problem.field.as_deref().filter(|field| !field.is_empty());
+                    let field = field.map_or("policy".into(), |field| format!("policy.{field}"));
+                    Problem { field: Some(field.into()), line: None, ..problem }
+                })?
+            }
             None => Policy::default(),
         };
         Ok(CreateSpec {
@@ -282,6 +284,7 @@ impl Api {
                 PolicyMode::Enforce => Mode::Enforce,
                 PolicyMode::Observe => Mode::Observe,
             },
+            closed_by: sandbox.closed_by.clone(),
             pid: sandbox.pid,
             created: rfc3339(sandbox.created),
             traffic,

@@ -105,6 +105,11 @@ impl Show {
             if let Some(reason) = &found.reason {
                 pairs.insert(3, ("reason", reason.clone()));
             }
+            if let Some(scope) = &found.closed_by {
+                let told =
+                    format!("the policy of {scope} cannot be read: `postern policy set` it anew");
+                pairs.insert(3, ("closed", screen.bad(&told)));
+            }
             if let Some(pid) = found.pid {
                 pairs.push(("process", pid.to_string()));
             }

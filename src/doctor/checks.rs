@@ -1,6 +1,7 @@
 //! The checks themselves. Each says what it found in a few words and, unless all is well, the one
 //! thing to do about it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +20,7 @@ use crate::config::Config;
 use crate::doctor::Check;
 use crate::error::chain;
 use crate::host;
-use crate::wire::{Mode, Sandboxes};
+use crate::wire::{Mode, Sandbox, Sandboxes};
 
 /// Rules of every kind that the fence is made of.
 const PROBE: &str = "\
@@ -49,16 +50,18 @@ const ROOM: u64 = 1 << 30;
 /// How long a daemon that runs may take to list its sandboxes.
 const LISTING: Duration = Duration::from_secs(2);
 
-/// Which sandboxes of the daemon that runs here are not enforced; nothing where none runs.
-pub(crate) async fn observing(config: &Config) -> Option<Check> {
+/// What the daemon that runs here says of the policies over its sandboxes; nothing where none runs.
+pub(crate) async fn policies(config: &Config) -> Vec<Check> {
     let daemon = Client::new(Endpoint::Socket(config.api.socket.clone()), None);
-    let listed = timeout(LISTING, daemon.get::<Sandboxes>("/v1/sandboxes")).await.ok()?.ok()?;
-    let all = listed.sandboxes.iter();
-    let names: Vec<_> = all
-        .filter(|sandbox| sandbox.mode == Mode::Observe)
-        .map(|sandbox| sandbox.name.as_str())
-        .collect();
-    Some(match names.as_slice() {
+    let listed = timeout(LISTING, daemon.get::<Sandboxes>("/v1/sandboxes")).await;
+    let Ok(Ok(Sandboxes { sandboxes })) = listed else { return Vec::new() };
+    vec![observing(&sandboxes), readable(&sandboxes)]
+}
+
+fn observing(sandboxes: &[Sandbox]) -> Check {
+    let observed = sandboxes.iter().filter(|sandbox| sandbox.mode == Mode::Observe);
+    let names: Vec<_> = observed.map(|sandbox| sandbox.name.as_str()).collect();
+    match names.as_slice() {
         [] => Check::ok("mode", "every sandbox is enforced"),
         names => Check::warn(
             "mode",
@@ -68,7 +71,18 @@ pub(crate) async fn observing(config: &Config) -> Option<Check> {
             ),
             "`postern policy mode NAME enforce` once their rules are complete",
         ),
-    })
+    }
+}
+
+fn readable(sandboxes: &[Sandbox]) -> Check {
+    let closed = sandboxes.iter().filter_map(|sandbox| sandbox.closed_by.as_deref());
+    let scopes: BTreeSet<&str> = closed.collect();
+    if scopes.is_empty() {
+        return Check::ok("policies", "every policy can be read");
+    }
+    let scopes = Vec::from_iter(scopes).join(", ");
+    let found = format!("not readable, so nothing leaves what is under them: {scopes}");
+    Check::warn("policies", found, "`postern policy set SCOPE FILE`: write them anew")
 }
 
 /// Room below which the journal is not opened, in bytes.

@@ -181,7 +181,7 @@ impl Daemon {
         self.dir.join("fault")
     }
 
-    /// From now on it will `die` or `panic` when it comes to this point, once.
+    /// From now on it will `die`, `panic` or `stall` when it comes to this point, once.
     ///
     /// # Panics
     /// When that cannot be written.
@@ -204,6 +204,24 @@ impl Daemon {
     #[must_use]
     pub fn was_struck(&self) -> bool {
         self.fault().with_extension("struck").exists()
+    }
+
+    /// Waits until it stalls at the point that was armed last. It goes on at [`Daemon::release`].
+    ///
+    /// # Panics
+    /// When it does not come there in time.
+    pub fn stalls(&self, point: Point) {
+        eventually(&format!("it comes to {}", point.name()), START, || {
+            self.was_struck().then_some(())
+        });
+    }
+
+    /// Ends a stall.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn release(&self) {
+        std::fs::remove_file(self.fault().with_extension("struck")).expect("it stalls");
     }
 
     /// Waits until it has died at the point that was armed last.

@@ -46,4 +46,6 @@ mod stubs;
 mod tenants;
 mod tls;
 mod udp;
+mod unreadable;
 mod uplink;
+mod writes;

@@ -10,7 +10,7 @@ use world::{World, allow, client};
 
 const PORT: u16 = 7777;
 
-fn world_with_tokens() -> World {
+pub(crate) fn world_with_tokens() -> World {
     let tokens = ["a", "b"].map(|tenant| {
         let digest = sum(format!("secret-{tenant}").as_bytes());
         format!("{{ name = \"{tenant}\", tenant = \"{tenant}\", sha256 = \"{digest}\" }}")
@@ -18,7 +18,7 @@ fn world_with_tokens() -> World {
     World::with(&format!("[api]\nlisten = \"{HOST}:{PORT}\"\ntoken = [{}]\n", tokens.join(", ")))
 }
 
-fn ask(world: &World, token: &str, method: &str, path: &str, more: &[&str]) -> Answer {
+pub(crate) fn ask(world: &World, token: &str, method: &str, path: &str, more: &[&str]) -> Answer {
     let mut curl = world.host.command("curl");
     if !token.is_empty() {
         curl.args(["-H", &format!("authorization: Bearer secret-{token}")]);

@@ -4,17 +4,17 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
-use policy::Policy;
 use tokio::time::Instant;
 
 use crate::driver::Handle;
 use crate::error::Error;
-use crate::keeper::{Keeper, locked};
+use crate::keeper::Keeper;
 use crate::machine::Machine;
-use crate::policies::{self, Scope};
+use crate::policies::{self, Held, Scope, Written};
 use crate::sandbox::{Actor, CreateSpec, Progress, Sandbox};
 use crate::state::State;
 use crate::store::Record;
+use crate::threads::{aside, locked};
 
 impl Keeper {
     /// Makes a sandbox and waits until its guest answers. On an error nothing of it is left.
@@ -40,6 +40,12 @@ impl Keeper {
     /// Journals a sandbox and starts its driver.
     async fn bear(&self, spec: CreateSpec, actor: &Actor) -> Result<Handle, Error> {
         let shared = &self.0;
+        let (policy, scope) = (spec.policy, Scope::Sandbox(spec.name.clone()));
+        let prepared = aside(move || {
+            let document = policy.to_json().to_string();
+            (document, Written::new(policy, &scope))
+        });
+        let (document, written) = prepared.await?;
         let birth = shared.births.lock().await;
         if self.handle(&spec.name).is_ok() {
             return Err(Error::Exists(spec.name));
@@ -64,16 +70,16 @@ impl Keeper {
             process: None,
             created: fault::wall_clock(),
         };
-        let entered = AssertUnwindSafe(self.enter(&mut record, spec.policy, actor)).catch_unwind();
-        let handle = match entered.await {
-            Ok(Ok(())) => self.drive(record, Machine::create()).await,
+        let entered = self.enter(&mut record, document, written, actor);
+        let handle = match AssertUnwindSafe(entered).catch_unwind().await {
+            Ok(Ok(())) => self.drive(record, Machine::create()),
             Ok(Err(error)) => {
                 slots.give_back(slot, Instant::now());
                 return Err(error);
             }
             Err(_panic) => {
                 // It may be in the journal: its driver sees to it that it is not.
-                let mut undone = self.drive(record, Machine::leftover(State::Creating)).await;
+                let mut undone = self.drive(record, Machine::leftover(State::Creating));
                 undone.rest(|_| {}).await;
                 return Err(Error::Panicked);
             }
@@ -83,14 +89,18 @@ impl Keeper {
     }
 
     /// Journals a sandbox together with its policy.
-    async fn enter(&self, record: &mut Record, policy: Policy, actor: &Actor) -> Result<(), Error> {
+    async fn enter(
+        &self,
+        record: &mut Record,
+        document: String,
+        written: Written,
+        actor: &Actor,
+    ) -> Result<(), Error> {
         let shared = &self.0;
-        let document = policy.to_json().to_string();
-        let mut writing = shared.policies.write().await;
         let (incarnation, revision) = shared.store.insert(record.clone(), document).await?;
         record.incarnation = incarnation;
-        writing.hold(Scope::Sandbox(record.name.clone()), policy, revision);
-        drop(writing);
+        let scope = Scope::Sandbox(record.name.clone());
+        shared.policies.in_force().hold(scope, Held::new(written, revision));
         let mut control = self.control(record, actor, "sandbox create".to_owned());
         control.revision = Some(revision);
         shared.trail.record(control);

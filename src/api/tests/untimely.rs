@@ -55,6 +55,11 @@ impl Daemon {
         journal.execute_batch("COMMIT").expect("free again");
     }
 
+    async fn remove(&self, name: &str) {
+        let name = name.parse().expect("name");
+        self.keeper.remove(&name, &Actor::new("test")).await.expect("gone");
+    }
+
     async fn state(&self, name: &str) -> Option<String> {
         let shown = self.local.get::<wire::Sandbox>(&format!("/v1/sandboxes/{name}")).await;
         shown.ok().map(|sandbox| sandbox.state)
@@ -112,28 +117,38 @@ async fn a_sandbox_goes_although_the_journal_cannot_be_written_and_is_gone_when_
 
 /// A name that changes hands while a request of its last owner is on its way.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_does_not_reach_a_later_sandbox_of_another_tenant() {
+async fn a_request_does_not_reach_a_later_sandbox_of_another_tenant() {
     let daemon = Daemon::start().await;
-    daemon.create("demo", "acme").await;
-    let token = format!("authorization: Bearer {OF_ACME}\r\n");
-    let upgrade = "connection: upgrade\r\nupgrade: postern-exec\r\nexpect: 100-continue\r\n";
-    let body = "{\"argv\":[\"id\"]}";
-    let (head, body) = request("POST /v1/sandboxes/demo/exec", &(token + upgrade), body);
-    #[expect(clippy::disallowed_methods, reason = "to the daemon: no guest's traffic")]
-    let caller = TcpStream::connect(&daemon.tcp).await.expect("connect");
-    let mut caller = BufReader::new(caller);
-    caller.write_all(head.as_bytes()).await.expect("sent");
-    let mut line = String::new();
-    caller.read_line(&mut line).await.expect("an answer");
-    assert!(line.contains("100 Continue"), "{line}");
-    daemon.keeper.remove(&"demo".parse().expect("name"), &Actor::new("test")).await.expect("gone");
-    daemon.create("demo", "other").await;
-    caller.write_all(body.as_bytes()).await.expect("sent");
-    line.clear();
-    while !line.contains("HTTP/1.1") {
-        line.clear();
-        caller.read_line(&mut line).await.expect("an answer");
+    let token = format!("authorization: Bearer {OF_ACME}\r\nexpect: 100-continue\r\n");
+    let upgrade = token.clone() + "connection: upgrade\r\nupgrade: postern-exec\r\n";
+    let requests = [
+        ("POST /v1/sandboxes/demo/exec", &upgrade, "{\"argv\":[\"id\"]}"),
+        ("PUT /v1/sandboxes/demo/policy", &token, "{\"default\":\"allow\"}"),
+        ("POST /v1/sandboxes/demo/policy/rules", &token, "{\"allow\":[\"*\"]}"),
+    ];
+    for (line, more, body) in requests {
+        daemon.create("demo", "acme").await;
+        let (head, body) = request(line, more, body);
+        #[expect(clippy::disallowed_methods, reason = "to the daemon: no guest's traffic")]
+        let caller = TcpStream::connect(&daemon.tcp).await.expect("connect");
+        let mut caller = BufReader::new(caller);
+        caller.write_all(head.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        caller.read_line(&mut answer).await.expect("an answer");
+        assert!(answer.contains("100 Continue"), "{line}: {answer}");
+        daemon.remove("demo").await;
+        daemon.create("demo", "other").await;
+        caller.write_all(body.as_bytes()).await.expect("sent");
+        answer.clear();
+        while !answer.contains("HTTP/1.1") {
+            answer.clear();
+            caller.read_line(&mut answer).await.expect("an answer");
+        }
+        assert!(answer.contains("404"), "{line}: {answer}");
+        let held: serde_json::Value =
+            daemon.local.get("/v1/sandboxes/demo/policy").await.expect("policy");
+        assert_eq!(held, json!({ "default": "deny" }), "{line}");
+        daemon.remove("demo").await;
     }
-    assert!(line.contains("404"), "{line}");
     daemon.end().await;
 }
