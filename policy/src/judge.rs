@@ -389,7 +389,7 @@ impl Compiled {
             || host(address)
             || carried(address).is_some_and(|v4| host(v4.into()));
         let public = class == AddressClass::Public;
-        let (mut opened, mut above, mut waived) = (public, true, None);
+        let (mut opened, mut above, mut always, mut waived) = (public, true, false, None);
         for index in self.layers().iter().flatten() {
             let (mut denied, mut lets) = (None, index.default == Effect::Allow);
             index.holding(address, |clause| match clause.effect {
@@ -397,6 +397,7 @@ impl Compiled {
                 Effect::Deny => denied = Some(clause),
                 Effect::Allow => {
                     lets = true;
+                    always |= index.layer == Layer::Platform && clause.conditions.always;
                     opened |= above && !ours && names(clause, address);
                 }
             });
@@ -421,7 +422,7 @@ impl Compiled {
         if !opened {
             return closed(Code::PrivateAddress);
         }
-        if !above && matches!(permit.target, Target::Address(_)) {
+        if !above && !always && matches!(permit.target, Target::Address(_)) {
             return closed(Code::NoRule);
         }
         Ok((Dialable(SocketAddr::new(address, permit.port)), waived))

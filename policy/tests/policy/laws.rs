@@ -406,3 +406,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_address_that_the_platform_always_lets_out_is_dialled_whatever_other_layers_leave_out() {
+    let policy = |text: &str| Policy::from_toml(text).expect("a policy");
+    let platform = "default = \"allow\"\n[[rule]]\nallow = [\"8.8.8.0/24\", \"10.1.0.0/16\"]\n";
+    let (always, tenant) = (policy(&format!("{platform}always = true\n")), Policy::default());
+    let denies = policy("[[rule]]\ndeny = [\"8.8.8.8\"]\n");
+    let (plain, own) = (policy(platform), OwnAddresses::default());
+    for address in ["8.8.8.8", "10.1.2.3"].map(|text| text.parse().expect("an address")) {
+        let (evidence, destination) = (Evidence::Address, Some(address));
+        let flow = Flow { protocol: Protocol::Tcp, port: 22, destination, evidence };
+        let judged = |platform, tenant| {
+            let layers = [(Layer::Platform, platform), (Layer::Tenant, tenant)];
+            let compiled = Compiled::new(&layers, Revision(1));
+            let Verdict::Pass(permit) = compiled.judge(&flow) else { return false };
+            compiled.judge_address(&permit, address, &own).is_ok()
+        };
+        assert!(judged(&always, &tenant), "{address}");
+        assert!(!judged(&plain, &tenant), "{address}: the tenant leaves it out");
+    }
+    let destination = Some("8.8.8.8".parse().expect("an address"));
+    let evidence = Evidence::Address;
+    let flow = Flow { protocol: Protocol::Tcp, port: 22, destination, evidence };
+    let both = [(Layer::Platform, &always), (Layer::Tenant, &denies)];
+    let denied = Compiled::new(&both, Revision(1)).judge(&flow);
+    assert!(matches!(denied, Verdict::Deny(_)), "a deny still holds: {denied:?}");
+}
