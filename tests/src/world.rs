@@ -30,6 +30,9 @@ pub const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
 pub const EGRESS_V6: Ipv6Addr = Ipv6Addr::new(0x2606, 0x2800, 0x220, 0, 0, 0, 0, 0x10);
 /// A second address of the host, used for its own traffic and never for guests'.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 11);
+/// What the host's kernel chooses where nobody else does: a socket that was not bound to [`EGRESS`] is
+/// seen to leave from here.
+pub const UNBOUND: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 12);
 /// The upstream resolver.
 pub const UPSTREAM: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
 /// A public resolver that a guest may try on its own.
@@ -381,7 +384,7 @@ fn link(host: &Netns, internet: &Netns) {
         "netns",
         internet.name(),
     ]));
-    for address in [format!("{EGRESS}/28"), format!("{HOST}/28")] {
+    for address in [format!("{EGRESS}/28"), format!("{HOST}/28"), format!("{UNBOUND}/32")] {
         host.ip(&format!("addr add {address} dev uplink"));
     }
     host.ip(&format!("addr add {EGRESS_V6}/64 dev uplink nodad"));
@@ -389,7 +392,7 @@ fn link(host: &Netns, internet: &Netns) {
     internet.ip(&format!("addr add {GATEWAY}/28 dev core"));
     internet.ip(&format!("addr add {GATEWAY_V6}/64 dev core nodad"));
     internet.ip("link set core up");
-    host.ip(&format!("route add default via {GATEWAY}"));
+    host.ip(&format!("route add default via {GATEWAY} src {UNBOUND}"));
     host.ip(&format!("-6 route add default via {GATEWAY_V6}"));
     for range in INTERNET {
         internet.ip(&format!("route add local {range} dev lo"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use world::client::{self, PATIENT};
 use world::poll::eventually;
-use world::world::{EGRESS, HOST};
+use world::world::{EGRESS, HOST, UNBOUND};
 use world::{Guest, Site, World, allow};
 
 /// A request in clear to an address and name that resolved before; its status and reason.
@@ -29,7 +29,7 @@ fn without_its_egress_address_a_sandbox_gets_out_from_no_other() {
     let guest = world.guest(&allow(&[&api]));
     guest.reaches(&api);
     world.host.ip(&format!("addr del {EGRESS}/28 dev uplink"));
-    world.host.ip("route replace default via 93.184.216.1");
+    world.host.ip(&format!("route replace default via 93.184.216.1 src {UNBOUND}"));
     let (status, why) = asked(&guest, &api);
     assert_eq!((status, why.as_str()), (503, "egress-ip-unavailable"));
     guest.event(&[("code", "egress-ip-unavailable"), ("name", &api.name)]);
@@ -61,7 +61,7 @@ fn without_an_uplink_refusals_are_fast_and_typed_and_it_recovers_by_itself() {
         assert_eq!((status, why.as_str()), (502, "upstream-unreachable"), "{round}");
         assert!(began.elapsed() < PATIENT / 2, "{round}: {:?}", began.elapsed());
         world.host.ip("link set uplink up");
-        world.host.ip("route replace default via 93.184.216.1");
+        world.host.ip(&format!("route replace default via 93.184.216.1 src {UNBOUND}"));
         eventually("it works again", 3 * PATIENT, || (asked(&guest, &api).0 == 200).then_some(()));
     }
     guest.event(&[("code", "upstream-unreachable"), ("name", &api.name)]);
