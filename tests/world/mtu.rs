@@ -6,6 +6,7 @@ use std::process::Command;
 use world::client::PATIENT;
 use world::netns::{Netns, run};
 use world::origin::{Origin, pattern, sum};
+use world::poll::eventually;
 use world::wire::Seen;
 use world::world::EGRESS;
 use world::{Site, World, allow};
@@ -94,7 +95,7 @@ fn bulk_data_passes_whatever_the_guest_makes_of_its_own_link() {
     let url = format!("https://{}/bytes/{BULK}", api.name);
     let got = std::thread::scope(|scope| {
         let fetching = scope.spawn(|| guest.curl(&["--limit-rate", "8M", &url]));
-        world::poll::eventually("the transfer is under way", PATIENT, || {
+        eventually("the transfer is under way", PATIENT, || {
             (!world.requests(&api.name).is_empty()
                 && world.requests(&api.name).iter().any(|r| r.target.starts_with("/bytes")))
             .then_some(())
@@ -108,21 +109,32 @@ fn bulk_data_passes_whatever_the_guest_makes_of_its_own_link() {
 /// Attack A15. A frame larger than the link, not to be cut, is no way out and no way to stop others.
 #[test]
 fn oversized_frames_that_may_not_be_cut_do_no_harm() {
+    const PORT: u16 = 9;
     let world = World::shared();
-    let (api, sink) = (world.site("api"), world.attacker());
-    let guest = world.guest(&allow(&[&api]));
+    let (api, sink, peer) = (world.site("api"), world.attacker(), world.site("peer"));
+    let datagrams = format!("[[rule]]\nallow = [\"{}\"]\nprotocol = \"udp\"\n", peer.ip);
+    let guest = world.guest(&format!("{}{datagrams}", allow(&[&api])));
+    let send = |to: Ipv4Addr, port, length| {
+        let mut frame = Vec::new();
+        etherparse::PacketBuilder::ethernet2(policy::net::GUEST_MAC, policy::net::GATEWAY_MAC)
+            .ipv4(policy::net::GUEST_IP.octets(), to.octets(), 64)
+            .udp(4000, port)
+            .write(&mut frame, &vec![7; length])
+            .expect("a frame");
+        // "Do not fragment" is set by the builder.
+        assert_eq!(frame[14 + 6] & 0x40, 0x40);
+        let _ = guest.cable.inject(&frame);
+    };
     for length in [1473, 9000, 60_000] {
-        for port in [53, 443, 9] {
-            let mut frame = Vec::new();
-            etherparse::PacketBuilder::ethernet2(policy::net::GUEST_MAC, policy::net::GATEWAY_MAC)
-                .ipv4(policy::net::GUEST_IP.octets(), sink.ip.octets(), 64)
-                .udp(4000, port)
-                .write(&mut frame, &vec![7; length])
-                .expect("a frame");
-            // "Do not fragment" is set by the builder.
-            assert_eq!(frame[14 + 6] & 0x40, 0x40);
-            let _ = guest.cable.inject(&frame);
+        for port in [53, 443, PORT] {
+            send(sink.ip, port, length);
         }
+        let before = world.sent_to(peer.ip).len();
+        send(peer.ip, PORT, length);
+        // Ours is another datagram: it leaves in the pieces that our link takes, behind what was refused.
+        let pieces = length.div_ceil(1480);
+        let sent = || world.sent_to(peer.ip).len() - before;
+        eventually("the control leaves", PATIENT, || (sent() >= pieces).then_some(()));
     }
     assert_eq!(world.sent_to(sink.ip), []);
     guest.reaches(&api);
