@@ -120,6 +120,11 @@ impl Held {
         Self { revision, written: Ok(written) }
     }
 
+    fn unreadable(scope: &Scope, problem: String, revision: Revision) -> Self {
+        tracing::error!(%scope, problem, "policy not readable: closed until it is written anew");
+        Self { revision, written: Err(problem.into()) }
+    }
+
     fn policy(&self, scope: &Scope) -> Result<Arc<Policy>, Error> {
         match &self.written {
             Ok(written) => Ok(Arc::clone(&written.policy)),
@@ -210,10 +215,17 @@ pub(crate) struct Policies {
 pub(crate) struct InForce<'a>(MutexGuard<'a, BTreeMap<Scope, Held>>);
 
 impl Policies {
-    /// Reads what the journal has. A policy that cannot be read closes its scope, and no other.
+    /// Reads what the journal has. A policy that cannot be read closes its scope, and no other; so
+    /// does a sandbox's own that is not there, since each has had one from the first.
     pub(crate) async fn open(store: Store) -> Result<Self, Error> {
         let rows = store.policies().await?;
-        let held = aside(|| rows.into_iter().filter_map(held).collect()).await?;
+        let mut held: BTreeMap<Scope, Held> =
+            aside(|| rows.into_iter().filter_map(held).collect()).await?;
+        for Record { name, .. } in store.sandboxes().await? {
+            let scope = Scope::Sandbox(name);
+            let lost = || Held::unreadable(&scope, "there is none".to_owned(), Revision::default());
+            held.entry(scope.clone()).or_insert_with(lost);
+        }
         Ok(Self { store, held: Mutex::new(held), turns: Mutex::default() })
     }
 
@@ -285,11 +297,11 @@ fn held(row: PolicyRow) -> Option<(Scope, Held)> {
         tracing::warn!(scope = text, "policy of an unknown scope left alone");
         return None;
     };
-    let written = policy.map(|policy| Written::new(policy, &scope)).map_err(|problem| {
-        tracing::error!(%scope, problem, "policy not readable: closed until it is written anew");
-        problem.into()
-    });
-    Some((scope, Held { revision, written }))
+    let held = match policy {
+        Ok(policy) => Held::new(Written::new(policy, &scope), revision),
+        Err(problem) => Held::unreadable(&scope, problem, revision),
+    };
+    Some((scope, held))
 }
 
 /// What the writer of a policy may not expect of it in place of the one `before`, one sentence

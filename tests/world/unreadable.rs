@@ -43,17 +43,19 @@ fn a_policy_that_cannot_be_read_shuts_its_own_scope_until_it_is_written_anew() {
     assert_eq!(set("/v1/tenants/acme/policy", open).status, 200);
     let own = format!("sandbox/{}", shut.name);
     let own_path = format!("/v1/sandboxes/{}/policy", shut.name);
+    let of_tenant = "/v1/tenants/acme/policy";
     let cases = [
-        (&*own, &*own_path, "'{'", &*all_ways, true),
-        ("tenant/acme", "/v1/tenants/acme/policy", "'{\"rule\":[{\"alow\":[]}]}'", open, true),
-        ("tenant/acme", "/v1/tenants/acme/policy", "CAST(x'ff' AS TEXT)", open, true),
-        ("platform", "/v1/platform/policy", "''", &*always, false),
+        (&*own, &*own_path, "UPDATE policy SET document = '{'", &*all_ways, true),
+        (&*own, &*own_path, "DELETE FROM policy", &*all_ways, true),
+        ("tenant/acme", of_tenant, "UPDATE policy SET document = '{\"alow\":[]}'", open, true),
+        ("tenant/acme", of_tenant, "UPDATE policy SET document = CAST(x'ff' AS TEXT)", open, true),
+        ("platform", "/v1/platform/policy", "UPDATE policy SET document = ''", &*always, false),
     ];
     for (scope, path, damaged, whole, neighbour) in cases {
         shut.reaches(&site);
         world.daemon().kill();
         let journal = Connection::open(world.dir().join("state/postern.db")).expect("the journal");
-        let damage = format!("UPDATE policy SET document = {damaged} WHERE scope = '{scope}'");
+        let damage = format!("{damaged} WHERE scope = '{scope}'");
         assert_eq!(journal.execute(&damage, []).expect("damaged"), 1, "{scope}");
         drop(journal);
         world.daemon().start(&world.host);

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use fault::Point;
 use serde_json::json;
 use world::daemon::{Answer, Request};
-use world::{World, allow};
+use world::{Site, World, allow};
 
 use crate::tenants::{ask, world_with_tokens};
 
@@ -90,6 +90,42 @@ fn a_tenant_has_no_more_than_one_write_waiting_and_they_keep_their_order() {
     assert!(shown.contains("x.example"), "the second is in force: {shown}");
     let again = write("a", path, "default = \"allow\"\n");
     assert_eq!(again.status, 200, "there is room again: {}", again.text);
+}
+
+/// Promise 18. Of its sandbox, its tenant and the platform at once: none puts back what another changed.
+#[test]
+fn writes_of_every_layer_at_the_same_time_are_all_in_force_together() {
+    let world = World::new();
+    let guest = world.guest_of("acme", "");
+    let own = format!("/v1/sandboxes/{}/policy", guest.name);
+    let denies = |site: &Site| format!("default = \"allow\"\n[[rule]]\ndeny = [{:?}]\n", site.name);
+    for round in 0..6 {
+        let [platform, tenant, open] = ["platform", "tenant", "open"].map(|at| world.site(at));
+        let writes = [
+            ("/v1/platform/policy", denies(&platform)),
+            ("/v1/tenants/acme/policy", denies(&tenant)),
+            (&*own, allow(&[&platform, &tenant, &open])),
+        ];
+        let writes = writes.map(|(path, policy)| to_set(&world, path, &policy));
+        let newest = std::thread::scope(|scope| {
+            let writing = writes.map(|write| scope.spawn(|| write.answer()));
+            let revision = |answer: Answer| {
+                assert_eq!(answer.status, 200, "{round}: {}", answer.text);
+                answer.json["revision"].as_u64()
+            };
+            writing.map(|one| revision(one.join().expect("an answer"))).into_iter().max()
+        });
+        let shown = world.api("GET", &format!("/v1/sandboxes/{}", guest.name), &[]).json;
+        assert_eq!(Some(shown["revision"].as_u64()), newest, "{round}: {shown}");
+        guest.reaches(&open);
+        for (site, layer) in [(&platform, "platform"), (&tenant, "tenant")] {
+            let resolve = format!("{}:80:{}", site.name, site.ip);
+            let got = guest.curl(&["--resolve", &resolve, &format!("http://{}/", site.name)]);
+            let refusal = &got.json()["error"];
+            assert_eq!((&refusal["layer"], &refusal["code"]), (&json!(layer), &json!("rule")));
+            assert_eq!(world.sent_to(site.ip), [], "{round}: {layer}");
+        }
+    }
 }
 
 /// The revision that an answer tells whose text has the head, too.
