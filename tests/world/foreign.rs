@@ -62,8 +62,12 @@ fn a_guest_whose_fence_cannot_be_raised_at_a_takeover_is_shut_in_until_it_can() 
     guest.reaches(&api);
     let before = shown(&world, &guest);
     let alien = Alien::leads_to(&world, &guest);
-    for _ in 0..2 {
-        world.daemon().kill();
+    for orderly in [false, true] {
+        if orderly {
+            assert_eq!(world.daemon().terminate(), Some(0), "nor does the end wait for it");
+        } else {
+            world.daemon().kill();
+        }
         world.daemon().start(&world.host);
         let now = shown(&world, &guest);
         assert_eq!(now["state"], "running", "{now}");
