@@ -3,13 +3,14 @@
 //! not much of it. The first bytes choose the flags and what is said.
 #![no_main]
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use dns::{Asker, Guest, Names, Pins, Resolver, ResolverConfig, Transport};
 use hickory_proto::op::{Message, Query};
-use hickory_proto::rr::{Name, RData, RecordType};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
 use libfuzzer_sys::fuzz_target;
 use policy::net::{GATEWAY_IP, SYNTHETIC};
 use policy::{
@@ -106,12 +107,16 @@ fn record(bytes: &[u8; 6], out: &mut Vec<u8>) {
     match kind {
         1 => {
             let [a, b, c] = rest;
-            let first = [93, 10, 127, 169, 192, 100, 198, 224, 0, 8, 172, 255, a][usize::from(a % 13)];
+            let first =
+                [93, 10, 127, 169, 192, 100, 198, 224, 0, 8, 172, 255, a][usize::from(a % 13)];
             let second = [b, 1, 254, 168, 64, 18, 8, 16][usize::from(b % 8)];
             data.extend([first, second, if c < 128 { 4 } else { c }, c % 5]);
         }
         28 => {
-            data.extend([[0x20, 0x01], [0xfe, 0x80], [0xfc, 0], [0, 0x64], [0, 0]][usize::from(rest[0] % 5)]);
+            data.extend(
+                [[0x20, 0x01], [0xfe, 0x80], [0xfc, 0], [0, 0x64], [0, 0]]
+                    [usize::from(rest[0] % 5)],
+            );
             data.extend([rest[1]; 8]);
             data.extend([0, 0, 127, 0, 0, rest[2]]);
         }
@@ -135,8 +140,23 @@ fn permitted(ip: Ipv4Addr) -> bool {
     ip != OWN && (!special || [a, b] == OPENED)
 }
 
+/// The names that a chain of aliases from [`HOST`] comes to, in whatever order they are said.
+fn reached(records: &[Record]) -> HashSet<Name> {
+    let mut names = HashSet::from([Name::from_ascii(format!("{HOST}.")).expect("a name")]);
+    for _ in records {
+        for Record { name, data, .. } in records {
+            if let (RData::CNAME(target), true) = (data, names.contains(name)) {
+                names.insert(target.0.clone());
+            }
+        }
+    }
+    names
+}
+
 fuzz_target!(|bytes: &[u8]| {
-    let Some(([mode, flags @ .., n1, n2, n3], rest)) = bytes.split_first_chunk::<6>() else { return };
+    let Some(([mode, flags @ .., n1, n2, n3], rest)) = bytes.split_first_chunk::<6>() else {
+        return;
+    };
     let world = &*WORLD;
     let (mut counts, mut said) = ([*n1, *n2, *n3], rest.to_vec());
     if mode % 4 != 0 {
@@ -168,6 +188,15 @@ fuzz_target!(|bytes: &[u8]| {
         told.push(IpAddr::from(ip.0));
     }
     if let Ok(sent) = Message::from_vec(&sent) {
+        let owners = reached(&sent.answers);
+        let owned = |ip: &IpAddr| {
+            sent.answers.iter().any(|record| {
+                owners.contains(&record.name)
+                    && matches!(record.data, RData::A(a) if *ip == IpAddr::from(a.0))
+            })
+        };
+        let stands = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if SYNTHETIC.contains(v4));
+        assert!(told.iter().all(|ip| stands(ip) || owned(ip)), "told what is another name's");
         for record in sent.answers.iter().chain(&sent.authorities).chain(&sent.additionals) {
             let ip = match record.data {
                 RData::A(ip) => ip.0.into(),
