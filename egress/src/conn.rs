@@ -13,7 +13,7 @@ use fault::Point;
 use policy::audit::Kind;
 use policy::{Code, Verdict};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::accept::Incoming;
 use crate::account::Account;
@@ -139,12 +139,12 @@ async fn decide(
     destination: SocketAddr,
     heard: &mut Instant,
 ) -> Result<Way, Refused> {
-    let deadline = Instant::now() + guest.limits.first_flight;
     let unnamed = Basis::Pinned(guest.told(destination.ip()));
-    let early = match opening(guest, flow, stream, destination, &unnamed, deadline).await? {
+    let early = match opening(guest, flow, stream, destination, &unnamed).await? {
         Opening::Server(open) => return Ok(Way::Tunnel(open, Bytes::new())),
         Opening::Guest(early) => early,
     };
+    let deadline = Instant::now() + guest.limits.first_flight;
     let (sniffed, flight) = first_flight(stream, deadline).await;
     *heard = Instant::now();
     let revision = guest.policy.load().revision();
@@ -210,14 +210,14 @@ async fn decide(
 /// Finds out who speaks first, and refuses where nothing that is said could matter.
 ///
 /// Where a rule names the port for a name the guest was told, the server may speak first: a guest
-/// that stays silent is connected, and then either may.
+/// that stays silent is connected, and then either may. However long that takes, a guest that is first
+/// after all is read: a guess after a while would let requests through unread.
 async fn opening(
     guest: &Arc<Guest>,
     flow: &Arc<Flow>,
     stream: &TcpStream,
     destination: SocketAddr,
     unnamed: &Basis,
-    deadline: Instant,
 ) -> Result<Opening, Refused> {
     // On the ports of the web the client speaks first, and its name is read to tell why not.
     if matches!(destination.port(), 80 | 443) {
@@ -244,7 +244,10 @@ async fn opening(
         biased;
         () = spoken(stream) => Ok(Opening::Guest(Some(open))),
         () = spoken(&open.dialed.stream) => Ok(Opening::Server(open)),
-        () = sleep_until(deadline) => Ok(Opening::Server(open)),
+        () = sleep(guest.limits.idle) => {
+            let refusal = Refusal::because(Code::Undecidable, open.passed.permit.revision());
+            Err(Refused::tcp(refusal.detailed("neither side said anything")))
+        }
     }
 }
 

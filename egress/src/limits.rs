@@ -16,7 +16,8 @@ pub struct Limits {
     pub udp_sessions: usize,
     /// Without a datagram either way, a UDP session ends.
     pub udp_idle: Duration,
-    /// From accept to the last byte that is needed to judge.
+    /// From accept to the last byte that is needed to judge; from the first byte on, where a server may
+    /// speak first.
     pub first_flight: Duration,
     /// For one address to answer our SYN.
     pub connect: Duration,

@@ -77,6 +77,7 @@ pub enum Flaw {
 pub struct Sniffer {
     flight: BytesMut,
     records: record::Records,
+    line: text::Line,
     verdict: Sniffed,
 }
 
@@ -87,6 +88,7 @@ impl Sniffer {
         Self {
             flight: BytesMut::new(),
             records: record::Records::default(),
+            line: text::Line::default(),
             verdict: Sniffed::NeedMore,
         }
     }
@@ -117,6 +119,11 @@ impl Sniffer {
                 },
                 Err(flaw) => Sniffed::Undecidable(flaw),
             },
+            [0x14..=0x16, ..] => match record::is_misversioned(&self.flight) {
+                None => Sniffed::NeedMore,
+                Some(true) => Sniffed::Undecidable(Flaw::RecordVersion),
+                Some(false) => Sniffed::Other,
+            },
             // A two-byte SSLv2 header, CLIENT-HELLO, then the version (RFC 5246, appendix E.2).
             [0x80..=0xff, _, 0x01, 0x03, ..] | [0x80..=0xff, _, 0x01, 0x00, 0x02, ..] => {
                 Sniffed::Undecidable(Flaw::Sslv2)
@@ -125,7 +132,7 @@ impl Sniffer {
             | [0x80..=0xff, _]
             | [0x80..=0xff, _, 0x01]
             | [0x80..=0xff, _, 0x01, 0x00] => Sniffed::NeedMore,
-            _ => text::look(&self.flight),
+            _ => self.line.look(&self.flight),
         }
     }
 }

@@ -87,7 +87,7 @@ fn clog(guest: &Guest<'_>, echo: &Site) -> Vec<TcpStream> {
             let mut stream = connect_from(40_000 + n, echo.at(port::ECHO));
             stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a limit");
             let mut sent = 0;
-            while let Ok(n) = stream.write(&[0x5a; 1 << 16])
+            while let Ok(n) = stream.write(&[7; 1 << 16])
                 && sent < 24 << 20
             {
                 sent += n;

@@ -24,7 +24,7 @@ const EACH: [(Kind, usize); 6] = [
     (Kind::Address, 15),
 ];
 const SANDBOXES: usize = 4;
-const BODY: &[u8] = &[b'x'; 4096];
+const BODY: &[u8] = &[7; 4096];
 
 /// The kinds of flow that a policy is asked about.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -11,9 +11,25 @@ pub const MAX_FLIGHT: usize = 64 * 1024;
 /// The most records that a ClientHello may be spread over.
 pub const MAX_RECORDS: u16 = 4096;
 
+const CHANGE_CIPHER_SPEC: u8 = 20;
+const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
 const MAX_FRAGMENT: usize = 1 << 14;
+
+/// Whether this begins like a record of TLS in everything but its version, which some servers (those
+/// of Java and Go) do not look at in the first one. None: too short to tell.
+pub(super) fn is_misversioned(flight: &[u8]) -> Option<bool> {
+    let &[kind, _, _, high, low, first] = flight.first_chunk()?;
+    let length = u16::from_be_bytes([high, low]);
+    Some(match kind {
+        HANDSHAKE => length > 0 && first == CLIENT_HELLO,
+        // A warning or a fatal one (RFC 8446, section 6); a server may go on after the former.
+        ALERT => length == 2 && matches!(first, 1 | 2),
+        CHANGE_CIPHER_SPEC => length == 1 && first == 1,
+        _ => false,
+    })
+}
 
 /// The reassembly so far.
 #[derive(Debug, Default)]

@@ -1,60 +1,95 @@
 //! HTTP in clear, or something that is neither HTTP nor TLS.
 //!
-//! Only says whether a request line has begun; reading the request is hyper's business. What lenient
-//! servers take for a request (an empty line first, a method in lower case) is HTTP here too, so that
-//! it is judged request by request.
+//! Only says whether a request line has begun or stands there; reading the request is hyper's business.
+//! What lenient servers take for a request (white space first, two spaces, a method in lower case, a
+//! target of any form) is HTTP here too, so that no request passes unread as bytes of something else.
 
 use crate::sniff::Sniffed;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-const SCHEME: &[u8] = b"http";
+const VERSION: &[u8] = b"HTTP/";
 
-/// Longer than every registered method.
-const MAX_METHOD: usize = 32;
 /// How much of an empty start is skipped; what has more is HTTP, which skips it, or nothing.
 const MAX_BLANK: usize = 16;
+/// Where a request line that begins like most of them has shown it, longest method included.
+const MAX_START: usize = 64;
+/// Longer than the first line of any protocol of lines; what has no end by then is HTTP, or nothing.
+const MAX_LINE: usize = 8192;
 
-/// Looks at what does not begin like TLS. Reads a bounded prefix only.
-pub(super) fn look(flight: &[u8]) -> Sniffed {
-    if flight.starts_with(PREFACE) {
-        return Sniffed::Http2;
+/// A first line as it arrives; each byte of it is looked at once.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// How much of it has neither ended it nor made it something else.
+    seen: usize,
+    /// Whether there was a space in it.
+    parted: bool,
+}
+
+impl Line {
+    /// Looks at what does not begin like TLS, which begins with all that was there before.
+    pub(super) fn look(&mut self, flight: &[u8]) -> Sniffed {
+        if flight.starts_with(PREFACE) {
+            return Sniffed::Http2;
+        }
+        if PREFACE.starts_with(flight) {
+            return Sniffed::NeedMore;
+        }
+        let blank = flight.iter().take_while(|byte| b"\r\n\t ".contains(byte));
+        let blank = blank.take(MAX_BLANK).count();
+        let line = flight.get(blank..).unwrap_or_default();
+        match line.first() {
+            _ if blank == MAX_BLANK || begins_request(line) => Sniffed::Http,
+            Some(first) if !is_token(*first) => Sniffed::Other,
+            Some(_) => self.end(line),
+            None => Sniffed::NeedMore,
+        }
     }
-    if PREFACE.starts_with(flight) {
-        return Sniffed::NeedMore;
-    }
-    let blank = flight.iter().take_while(|byte| matches!(byte, b'\r' | b'\n'));
-    let blank = blank.take(MAX_BLANK).count();
-    if blank == MAX_BLANK {
-        return Sniffed::Http;
-    }
-    let line = flight.get(blank..).unwrap_or_default();
-    if line.is_empty() {
-        return Sniffed::NeedMore;
-    }
-    let length = line.iter().take(MAX_METHOD + 1).take_while(|&&byte| is_token(byte)).count();
-    let (method, rest) = line.split_at(length);
-    if length > MAX_METHOD || method.first().is_some_and(|first| !first.is_ascii_alphabetic()) {
-        return Sniffed::Other;
-    }
-    match *rest {
-        _ if length == 0 => Sniffed::Other,
-        [] | [b' '] => Sniffed::NeedMore,
-        [b' ', ..] if method.eq_ignore_ascii_case(b"CONNECT") => Sniffed::Http,
-        [b' ', b'/' | b'*', ..] => Sniffed::Http,
-        [b' ', ref target @ ..] => absolute(target),
-        _ => Sniffed::Other,
+
+    /// Looks for the end of a line of text: with a version there, some server takes it for a request.
+    /// Behind a letter servers were seen to take all but NUL, and behind a first word that too.
+    fn end(&mut self, line: &[u8]) -> Sniffed {
+        let line = line.get(..MAX_LINE).unwrap_or(line);
+        let worded = line.first().is_some_and(u8::is_ascii_alphabetic);
+        for &byte in line.get(self.seen..).unwrap_or_default() {
+            match byte {
+                b'\n' if says_version(line.get(..self.seen).unwrap_or_default()) => {
+                    return Sniffed::Http;
+                }
+                b'\n' => return Sniffed::Other,
+                b' ' | b'\t' => self.parted = true,
+                0 if worded && self.parted => {}
+                1.. if worded || is_text(byte) => {}
+                _ => return Sniffed::Other,
+            }
+            self.seen += 1;
+        }
+        if line.len() == MAX_LINE { Sniffed::Http } else { Sniffed::NeedMore }
     }
 }
 
-/// Whether this is an absolute-form target (RFC 9112, section 3.2.2) of `http` or `https`.
-fn absolute(target: &[u8]) -> Sniffed {
-    let scheme = target.get(..SCHEME.len()).unwrap_or(target);
-    match SCHEME.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)) {
-        true if scheme.len() == SCHEME.len() => Sniffed::Http,
-        true => Sniffed::NeedMore,
-        false => Sniffed::Other,
-    }
+/// Whether this begins as requests do, whatever comes behind: a word, white space, and a path, `*` or
+/// an address of the web (RFC 9112, section 3.2).
+fn begins_request(line: &[u8]) -> bool {
+    let line = line.get(..MAX_START).unwrap_or(line);
+    let length = line.iter().take_while(|&&byte| is_token(byte)).count();
+    let (method, rest) = line.split_at(length);
+    let spaces = rest.iter().take_while(|byte| b" \t\x0b\x0c".contains(byte)).count();
+    let target = rest.get(spaces..).unwrap_or_default();
+    method.first().is_some_and(u8::is_ascii_alphabetic)
+        && spaces > 0
+        && (method.eq_ignore_ascii_case(b"CONNECT")
+            || matches!(target, [b'/' | b'*', ..])
+            || target.get(..4).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"http")))
+}
+
+fn says_version(line: &[u8]) -> bool {
+    line.windows(VERSION.len()).any(|word| word.eq_ignore_ascii_case(VERSION))
+}
+
+/// What a line of text may hold, and the white space that servers were seen to part words by.
+fn is_text(byte: u8) -> bool {
+    matches!(byte, b'\t' | 0x0b | 0x0c | b'\r') || !byte.is_ascii_control()
 }
 
 /// `tchar` of RFC 9110, section 5.6.2.

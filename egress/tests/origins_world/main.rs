@@ -21,10 +21,16 @@ use corpus::{Written, cases, judged, keep, say, written};
 use place::{ORIGIN, run};
 use servers::{SERVERS, Server};
 
+/// By its address a server may be sent any bytes, so that what it reads as a request must be one here.
 const RULES: &str = r#"
 [[rule]]
 allow = ["web.example.com"]
 ports = [80, "8001-8006"]
+[[rule]]
+allow = ["93.184.216.34"]
+ports = ["8001-8006"]
+[[rule]]
+deny = ["evil.example.com"]
 "#;
 
 /// Requests that servers were found to read in different ways, beside those of the suite; `~` is the
@@ -64,6 +70,24 @@ const CASES: &[&str] = &[
     "POST /9 HTTP/1.1~Transfer-Encoding: chunked\r\n\r\n5\r\nhelloXX0\r\n\r\n",
     "POST /10 HTTP/1.1~Transfer-Encoding: chunked\r\n\r\n0\r\nX: y\r\n\r\n",
     "POST /11 HTTP/1.1~Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello\r\n0\r\n\r\n",
+    "GET  /12 HTTP/1.1~\r\n",
+    "GET\t/13 HTTP/1.1~\r\n",
+    " GET /14 HTTP/1.1~\r\n",
+    " \r\n\tGET /15 HTTP/1.1~\r\n",
+    "GET ws://web.example.com/16 HTTP/1.1~\r\n",
+    "GET 17 HTTP/1.1~\r\n",
+    "GET ?18 HTTP/1.1~\r\n",
+    "GET @web.example.com/19 HTTP/1.1~\r\n",
+    "GET web.example.com:80 HTTP/1.1~\r\n",
+    "!GET /20 HTTP/1.1~\r\n",
+    "1GET /21 HTTP/1.1~\r\n",
+    "_GET /22 HTTP/1.1~\r\n",
+    "AMETHODWITHMORELETTERSTHANANYTHATISREGISTERED /23 HTTP/1.1~\r\n",
+    "GET\u{b}/24 HTTP/1.1~\r\n",
+    "GET \u{c}/25 HTTP/1.1~\r\n",
+    "G(T /26 HTTP/1.1~\r\n",
+    "GET: /27 HTTP/1.1~\r\n",
+    "GET \u{e9} HTTP/1.1~\r\n",
 ];
 
 /// What follows each, to be read as part of it where a server reads it otherwise.

@@ -50,7 +50,7 @@ fn reader(place: &Place) -> (oneshot::Sender<()>, JoinHandle<Got>) {
 /// A connection of the guest on which both sides have said that they are done.
 async fn done(place: &Place) -> TcpStream {
     let mut stream = soon(place.dial(ORIGIN, 2525)).await.expect("connected");
-    soon(stream.write_all(&vec![b'x'; LENGTH])).await.expect("sent");
+    soon(stream.write_all(&vec![0; LENGTH])).await.expect("sent");
     stream.shutdown().await.expect("done");
     assert_eq!(soon(stream.read(&mut [0; 8])).await.expect("the far side's end"), 0);
     let meter = place.router.meter(place.slot).expect("attached");

@@ -20,6 +20,7 @@ mod exchanges;
 mod responses;
 mod trouble;
 mod upgrades;
+mod unread;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

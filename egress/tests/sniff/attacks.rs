@@ -218,7 +218,8 @@ fn http_is_told_by_its_request_line_and_nothing_else_is() {
         (b"GET http", Sniffed::Http),
         (b"GET HTTP", Sniffed::Http),
         (b"GET ht", Sniffed::NeedMore),
-        (b"GET hx", Sniffed::Other),
+        (b"GET hx", Sniffed::NeedMore),
+        (b"GET hx\r\n", Sniffed::Other),
         (b"OPTIONS *", Sniffed::Http),
         (b"M-SEARCH *", Sniffed::Http),
         (b"CONNECT evil.test:443 HTTP/1.1", Sniffed::Http),
@@ -233,19 +234,76 @@ fn http_is_told_by_its_request_line_and_nothing_else_is() {
         (b"EHLO example.test\r\n", Sniffed::Other),
         (b"0032git-upload-pack /project.git\0", Sniffed::Other),
         (b"*1\r\n$4\r\nPING\r\n", Sniffed::Other),
-        (b"GET\t/", Sniffed::Other),
-        (b" GET /", Sniffed::Other),
-        (&[0x16, 0x01], Sniffed::Other),
+        (b"CONNECT\r\naccept-version:1.2\r\n", Sniffed::Other),
+        (b"AMQP\0\0\x09\x01", Sniffed::Other),
+        (b"8=FIX.4.2\x019=61\x01", Sniffed::Other),
+        (b"<stream:stream to='x' version='1.0'>", Sniffed::Other),
+        (b"get key\r\n", Sniffed::Other),
+        (b"NICK me\r\nUSER me 0 * :me\r\n", Sniffed::Other),
+        (b"OPTIONS rtsp://a.example RTSP/1.0\r\n", Sniffed::Other),
         (&[0x16], Sniffed::NeedMore),
         (&[0x80, 0x2e], Sniffed::NeedMore),
         (&[0x80, 0x2e, 0x02], Sniffed::Other),
         (&[0x80, 0x2e, 0x01, 0x00, 0x03], Sniffed::Other),
         (&[0, 0, 0, 8, 4, 0xd2, 0x16, 0x2f], Sniffed::Other),
         (&[b'A'; 32], Sniffed::NeedMore),
-        (&[b'A'; 33], Sniffed::Other),
+        (&[b'A'; 8191], Sniffed::NeedMore),
+        (&[b'A'; 8192], Sniffed::Http),
     ];
     for (flight, expected) in cases {
         assert_eq!(sniff(flight), *expected, "{}", flight.escape_ascii());
         assert_eq!(byte_by_byte(flight), *expected, "{}", flight.escape_ascii());
+    }
+}
+
+/// Attacks D10, E27. nginx, haproxy, node, gunicorn, waitress or Python's `http.server` read each of
+/// these as a request: as bytes of something else it would pass unread.
+#[test]
+fn what_lenient_servers_read_as_a_request_is_http() {
+    let lines: &[&[u8]] = &[
+        b"GET  /",
+        b"GET\t/",
+        b" GET /",
+        b" \r\n\tGET /",
+        b"GET\x0b/",
+        b"GET \x0c/",
+        b"GET x://evil.test/ HTTP/1.1\r\n",
+        b"GET a HTTP/1.1\n",
+        b"GET ?a http/1.1\n",
+        b"GET \xe9 HTTP/1.1\r\n",
+        b"!GET / HTTP/1.1\r\n",
+        b"0GET / HTTP/1.1\r\n",
+        b"G(T / HTTP/1.1\r\n",
+        b"GET\r/ HTTP/1.1\r\n",
+        b"G\x01T / HTTP/1.1\r\n",
+        b"GET \0/ HTTP/1.1\r\n",
+        b"AMETHODWITHMORELETTERSTHANANYTHATISREGISTERED /",
+    ];
+    for line in lines {
+        assert_eq!(sniff(line), Sniffed::Http, "{}", line.escape_ascii());
+        assert_eq!(byte_by_byte(line), Sniffed::Http, "{}", line.escape_ascii());
+        let (_, unfinished) = line.split_last().expect("not empty");
+        assert_eq!(sniff(unfinished), Sniffed::NeedMore, "{}", unfinished.escape_ascii());
+    }
+}
+
+/// Attack D11. Servers of Java answer such hellos, in whatever record they come, and those of Go most.
+#[test]
+fn a_hello_in_a_record_of_no_version_of_tls_is_not_taken_for_other_bytes() {
+    let undecidable = Sniffed::Undecidable(Flaw::RecordVersion);
+    for version in [[0, 0], [2, 1], [4, 0], [0x0f, 0xff], [0x20, 1]] {
+        let whole = hello_with(&sni_of(NAME.as_bytes()));
+        let message = message([3, 3], &sni_of(NAME.as_bytes()));
+        let alert = record(21, 3, &[1, 0]);
+        let change = record(20, 3, &[1]);
+        for mut flight in [whole, in_records(&message, 1), alert, change] {
+            flight[1..3].copy_from_slice(&version);
+            assert_eq!(sniff(&flight), undecidable, "{version:?}");
+            assert_eq!(byte_by_byte(&flight), undecidable, "{version:?}");
+            assert_eq!(sniff(&flight[..5]), Sniffed::NeedMore);
+        }
+    }
+    for other in [&[0x16, 1, 0, 0, 0, 0][..], &[0x15, 0, 0, 0, 9, 1], &[0x16, 2, 0, 0, 7, 2]] {
+        assert_eq!(sniff(other), Sniffed::Other, "{other:?}");
     }
 }
