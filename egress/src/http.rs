@@ -42,6 +42,7 @@ use crate::http::screen::{Notes, Screen};
 use crate::http::upgrade::Handshake;
 use crate::http::wire::{Traffic, Wire};
 use crate::refuse::{self, Refusal};
+use crate::room;
 use crate::tunnel::tunnel;
 
 /// Between requests, and from the first to the last byte of a head.
@@ -210,9 +211,11 @@ fn severed(guest: &Guest, flow: &Flow) {
 }
 
 /// The guest's socket once more, to see it end while hyper waits for the far side and looks nowhere
-/// else. Dropped before the connection is over, or it would hold it open.
+/// else. Dropped before the connection is over, or it would hold it open. None where there is no
+/// descriptor to spare: the end is noticed later then.
 fn watch(stream: &TcpStream) -> Option<TcpStream> {
     let again = SockRef::from(stream).try_clone().ok()?;
+    room::check(&again).ok()?;
     TcpStream::from_std(again.into()).ok()
 }
 

@@ -206,3 +206,31 @@ fn without_descriptors_connections_are_reset_and_recorded_and_the_daemon_can_be_
     assert_eq!(removed.status, 204, "{}", removed.text);
     other.reaches(&api);
 }
+
+/// Promise 37. Attack B19. Nor do requests that are begun on connections taken before take what is left: with a
+/// second descriptor for each of them.
+#[test]
+fn requests_begun_on_all_connections_there_are_leave_the_api_its_descriptors() {
+    let world = World::new();
+    let api = world.site("api");
+    let greedy = world.guest(&allow(&[&api]));
+    greedy.reaches(&api);
+    let descriptors =
+        || std::fs::read_dir(format!("/proc/{}/fd", pid(&world))).expect("descriptors").count();
+    let most = 4 * descriptors();
+    let mut prlimit = Command::new("prlimit");
+    run(prlimit.arg(format!("--pid={}", pid(&world))).arg(format!("--nofile={most}:")));
+    let mut held: Vec<TcpStream> = greedy.run(|| {
+        let connect = |_| client::connect(api.at(port::HTTP), PATIENT).ok();
+        (0..most).filter_map(connect).collect()
+    });
+    eventually("all that guests may take are taken", PATIENT, || {
+        (descriptors() >= most * 3 / 4).then_some(())
+    });
+    let begun = held.iter_mut().filter_map(|stream| stream.write_all(b"GET / HTTP/1.1\r\n").ok());
+    assert!(begun.count() > most / 4, "the control: they are begun");
+    let health = world.api("GET", "/v1/health", &[]);
+    assert_eq!(health.status, 200, "{}", health.text);
+    let removed = world.api("DELETE", &format!("/v1/sandboxes/{}", greedy.name), &[]);
+    assert_eq!(removed.status, 204, "{}", removed.text);
+}
