@@ -85,6 +85,9 @@ pub enum Error {
         /// How many one may have.
         limit: u16,
     },
+    /// As many slots rest after sandboxes of the tenant as are free.
+    #[error("as many slots rest after sandboxes of tenant {0} as are free")]
+    Resting(TenantName),
     /// One step of a journey failed; what was made before it has been undone.
     #[error("{doing} {name} failed")]
     Step {

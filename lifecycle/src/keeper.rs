@@ -252,7 +252,10 @@ impl Keeper {
                 // Name and slot are free before anybody hears that it is gone.
                 locked(&shared.handles).remove(&gone.record.name);
                 match gone.machine.left() {
-                    Left::Nothing => shared.slots.give_back(gone.record.slot, Instant::now()),
+                    Left::Nothing => {
+                        let Record { slot, tenant, .. } = &gone.record;
+                        shared.slots.give_back(*slot, Some(tenant), Instant::now());
+                    }
                     Left::Network => shared.slots.keep(gone.record.slot),
                     // Until the next start, which looks for the process again.
                     Left::Process => {}

@@ -59,7 +59,7 @@ pub(crate) async fn clear_stuck(router: Router, slots: Slots) {
             match clear(&router, slot).await {
                 Ok(()) => {
                     tracing::info!(%slot, "nothing is left in it: the slot may be used again");
-                    slots.give_back(slot, Instant::now());
+                    slots.give_back(slot, None, Instant::now());
                 }
                 Err(error) => tracing::debug!(%slot, error = chain(&error), "slot still stuck"),
             }

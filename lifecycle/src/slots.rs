@@ -1,11 +1,12 @@
 //! Which slots are free. A slot is given to another only after a pause, and the one that was free
 //! longest first, so that whatever the kernel still holds for the last guest has time to die.
+//! Whose guest it was is known for as long: who comes and goes all the time may not have all slots rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use policy::Slot;
+use policy::{Slot, TenantName};
 use tokio::time::Instant;
 
 /// The slots of this node. Clones share them.
@@ -20,7 +21,15 @@ struct Table {
     taken: BTreeSet<Slot>,
     /// Taken, though by nobody: something of the last guest is still there.
     stuck: BTreeSet<Slot>,
-    held: BTreeMap<Slot, Instant>,
+    held: BTreeMap<Slot, Rest>,
+}
+
+/// A slot that is free, but not yet for anybody.
+#[derive(Debug)]
+struct Rest {
+    until: Instant,
+    /// Whose guest it had; none where that is not known any more.
+    of: Option<TenantName>,
 }
 
 impl Slots {
@@ -63,18 +72,24 @@ impl Slots {
         self.table().stuck.iter().copied().collect()
     }
 
+    /// Whether fewer slots rest after guests of this tenant than there are free ones: so whoever
+    /// comes and goes all the time leaves some to others.
+    pub(crate) fn leaves_some(&self, tenant: &TenantName, now: Instant) -> bool {
+        self.table().leaves_some(tenant, now)
+    }
+
     /// Gives a slot back; it is held for a while.
-    pub(crate) fn give_back(&self, slot: Slot, now: Instant) {
+    pub(crate) fn give_back(&self, slot: Slot, of: Option<&TenantName>, now: Instant) {
         let mut table = self.table();
         table.stuck.remove(&slot);
         if table.taken.remove(&slot) {
-            table.rest(slot, now);
+            table.rest(slot, of, now);
         }
     }
 
     /// Holds a free slot for a while.
     pub(crate) fn rest(&self, slot: Slot, now: Instant) {
-        self.table().rest(slot, now);
+        self.table().rest(slot, None, now);
     }
 
     /// Each change is whole before the next can panic.
@@ -90,7 +105,7 @@ impl Table {
     }
 
     fn take(&mut self, now: Instant) -> Option<Slot> {
-        self.held.retain(|_, until| *until > now);
+        self.end_rests(now);
         let (start, end) = (self.last + 1, self.highest);
         let free = (start..=end)
             .chain(1..=self.last.min(end))
@@ -101,8 +116,18 @@ impl Table {
         Some(free)
     }
 
-    fn rest(&mut self, slot: Slot, now: Instant) {
-        self.held.insert(slot, now + self.hold_down);
+    fn leaves_some(&mut self, tenant: &TenantName, now: Instant) -> bool {
+        self.end_rests(now);
+        let free = usize::from(self.highest).saturating_sub(self.taken.len() + self.held.len());
+        self.held.values().filter(|rest| rest.of.as_ref() == Some(tenant)).count() < free
+    }
+
+    fn rest(&mut self, slot: Slot, of: Option<&TenantName>, now: Instant) {
+        self.held.insert(slot, Rest { until: now + self.hold_down, of: of.cloned() });
+    }
+
+    fn end_rests(&mut self, now: Instant) {
+        self.held.retain(|_, rest| rest.until > now);
     }
 }
 
@@ -119,7 +144,7 @@ mod tests {
         let second = slots.take(start).unwrap();
         assert_ne!(first, second);
         assert_eq!(slots.take(start), None);
-        slots.give_back(first, start);
+        slots.give_back(first, None, start);
         assert_eq!(slots.take(start + Duration::from_secs(2)), None, "held back");
         assert_eq!(slots.take(start + Duration::from_secs(4)), Some(first));
     }
@@ -133,9 +158,31 @@ mod tests {
         slots.keep(slot);
         let later = start + Duration::from_secs(3600);
         assert_eq!((slots.take(later), slots.stuck()), (None, vec![slot]));
-        slots.give_back(slot, later);
+        slots.give_back(slot, None, later);
         assert_eq!((slots.take(later), slots.stuck()), (None, vec![]), "it rests");
         assert_eq!(slots.take(later + Duration::from_secs(4)), Some(slot));
+    }
+
+    /// Promise 55.
+    #[test]
+    fn who_comes_and_goes_has_fewer_slots_rest_than_it_leaves_free() {
+        let start = Instant::now();
+        let slots = Slots::new(8, Duration::from_secs(3));
+        let tenant = |name: &str| -> TenantName { name.parse().unwrap() };
+        let rounds = |name: &str| {
+            let of = tenant(name);
+            let mut rounds = 0;
+            while slots.leaves_some(&of, start) {
+                let slot = slots.take(start).unwrap();
+                slots.give_back(slot, Some(&of), start);
+                rounds += 1;
+            }
+            rounds
+        };
+        assert_eq!((rounds("loud"), rounds("other"), rounds("loud")), (4, 2, 0));
+        assert!(slots.leaves_some(&tenant("quiet"), start), "there is room for who had none");
+        assert!(slots.take(start).is_some());
+        assert!(slots.leaves_some(&tenant("loud"), start + Duration::from_secs(4)));
     }
 
     #[test]
@@ -143,7 +190,7 @@ mod tests {
         let now = Instant::now();
         let slots = Slots::new(3, Duration::ZERO);
         let first = slots.take(now).unwrap();
-        slots.give_back(first, now);
+        slots.give_back(first, None, now);
         assert_eq!(slots.take(now).map(Slot::number), Some(2));
         assert_eq!(slots.take(now).map(Slot::number), Some(3));
         assert_eq!(slots.take(now), Some(first));

@@ -61,6 +61,13 @@ impl From<lifecycle::Error> for Problem {
                     .fix("remove one, or have `tenants.sandboxes` raised")
                     .of(Kind::Quota)
             }
+            E::Resting(tenant) => {
+                let problem = "had so many sandboxes of late that as many slots rest after them as \
+                               are free";
+                Self::invalid("tenant", tenant.as_str(), problem)
+                    .fix("wait for as long as `guests.slot_rest`, or reuse sandboxes")
+                    .of(Kind::Quota)
+            }
             E::NoRoom { doing, .. } => no_room(doing),
             E::Agent { .. } | E::Full(_) | E::Stopping => {
                 Self::new(Kind::Unavailable, error.to_string())

@@ -149,6 +149,31 @@ fn a_tenant_takes_no_more_sandboxes_than_one_may() {
     assert_eq!(world.create(&names[0], "a", "").status, 201, "there is room again");
 }
 
+/// Promise 55. A slot rests after each of its sandboxes, and is nobody's meanwhile.
+#[test]
+fn a_tenant_that_comes_and_goes_leaves_slots_to_others() {
+    const SLOTS: usize = 4;
+    let config = format!("[guests]\nsandboxes = {SLOTS}\nslot_rest = \"10m\"\n");
+    let world = World::with(&format!("{config}[tenants]\nsandboxes = 1\n"));
+    let comes_and_goes = || {
+        let name = world.fresh_name();
+        let made = world.create(&name, "a", "");
+        if made.status == 201 {
+            assert_eq!(world.api("DELETE", &format!("/v1/sandboxes/{name}"), &[]).status, 204);
+        }
+        made
+    };
+    assert_eq!(comes_and_goes().status, 201, "control");
+    let refused = (1..=SLOTS).map(|_| comes_and_goes()).find(|made| made.status != 201);
+    let other = world.create(&world.fresh_name(), "b", "");
+    assert_eq!(other.status, 201, "another tenant's: {}", other.text);
+    let refused = refused.expect("not all slots are its own");
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    let error = &refused.json["error"];
+    assert_eq!((&error["code"], &error["field"]), (&json!("quota"), &json!("tenant")), "{error}");
+    assert!(error["fix"].as_str().is_some_and(|fix| fix.contains("slot_rest")), "{error}");
+}
+
 /// Promise 55. And the operator's socket and the other tenants' connections stay.
 #[test]
 fn a_tenant_takes_no_more_connections_than_one_may() {

@@ -56,6 +56,11 @@ impl Keeper {
             return Err(Error::Quota { tenant: spec.tenant, limit });
         }
         let slots = &shared.slots;
+        // Where one tenant may have all there is, it may have all of that rest, too.
+        let shares = usize::from(limit) < slots.count();
+        if shares && !slots.leaves_some(&spec.tenant, Instant::now()) {
+            return Err(Error::Resting(spec.tenant));
+        }
         let slot = slots.take(Instant::now()).ok_or_else(|| Error::Full(slots.count()))?;
         let mut record = Record {
             name: spec.name,
@@ -74,7 +79,7 @@ impl Keeper {
         let handle = match AssertUnwindSafe(entered).catch_unwind().await {
             Ok(Ok(())) => self.drive(record, Machine::create()),
             Ok(Err(error)) => {
-                slots.give_back(slot, Instant::now());
+                slots.give_back(slot, Some(&record.tenant), Instant::now());
                 return Err(error);
             }
             Err(_panic) => {
