@@ -171,15 +171,14 @@ pub struct HostProcess {
 impl HostProcess {
     /// The process with this id now.
     pub(crate) fn identify(pid: u32, groups: Vec<PathBuf>) -> Option<Self> {
-        let (_, start_time) = stat(pid)?;
+        let Stat { start_time, .. } = stat(pid)?;
         Some(Self { pid, start_time, boot_id: boot_id()?, groups })
     }
 
     /// Whether it is alive: same id, same start, same boot, and not a zombie.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        let same =
-            |(state, start_time)| start_time == self.start_time && !matches!(state, 'Z' | 'X');
+        let same = |seen: Stat| seen.start_time == self.start_time && !seen.has_ended();
         stat(self.pid).is_some_and(same) && boot_id().as_ref() == Some(&self.boot_id)
     }
 }
@@ -191,19 +190,35 @@ pub fn boot_id() -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// State and start time of a process, from `/proc/<pid>/stat`.
-fn stat(pid: u32) -> Option<(char, u64)> {
+/// What `/proc/<pid>/stat` says of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    /// Of the thread that it began with.
+    state: char,
+    threads: u64,
+    start_time: u64,
+}
+
+impl Stat {
+    /// That the first thread is a zombie says nothing while there are others.
+    fn has_ended(self) -> bool {
+        matches!(self.state, 'Z' | 'X') && self.threads <= 1
+    }
+}
+
+fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// The command's name, in parentheses, may hold anything: fields count from the last `)`.
-fn parse_stat(text: &str) -> Option<(char, u64)> {
+fn parse_stat(text: &str) -> Option<Stat> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    // `state` is field 3 and `starttime` field 22.
-    let start_time = fields.nth(18)?.parse().ok()?;
-    Some((state, start_time))
+    // `state` is field 3, `num_threads` field 20 and `starttime` field 22.
+    let threads = fields.nth(16)?.parse().ok()?;
+    let start_time = fields.nth(1)?.parse().ok()?;
+    Some(Stat { state, threads, start_time })
 }
 
 #[cfg(test)]
@@ -213,7 +228,8 @@ mod tests {
     #[test]
     fn a_command_named_like_fields_does_not_move_them() {
         let rest = "1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9";
-        assert_eq!(parse_stat(&format!("12 (a) S 3) R {rest}")), Some(('R', 4711)));
+        let stat = Stat { state: 'R', threads: 1, start_time: 4711 };
+        assert_eq!(parse_stat(&format!("12 (a) S 3) R {rest}")), Some(stat));
         assert_eq!(parse_stat("12 (qemu) S 1 2"), None);
     }
 
@@ -224,6 +240,31 @@ mod tests {
         assert!(!HostProcess { start_time: me.start_time + 1, ..me.clone() }.is_alive());
         assert!(!HostProcess { boot_id: "another".into(), ..me.clone() }.is_alive());
         assert!(!HostProcess { pid: u32::MAX, ..me }.is_alive());
+    }
+
+    /// Promise 25. A guest that broke out of QEMU may end the thread that its process began with: what
+    /// the kernel shows is a zombie then, and the others go on.
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_alive_until_its_last_one_has() {
+        const LEADERLESS: &str = "
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall(60, 0)  # exit(2): of this thread alone
+";
+        let mut child = std::process::Command::new("python3");
+        let mut child = child.args(["-c", LEADERLESS]).spawn().expect("python3");
+        let process = HostProcess::identify(child.id(), Vec::new()).expect("it runs");
+        let seen = || {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            stat(process.pid).is_some_and(|seen| seen.state == 'Z')
+        };
+        assert!((0..1000).any(|_| seen()), "control: its first thread ends");
+        let alive = process.is_alive();
+        child.kill().expect("killed");
+        assert!(alive, "a thread of it runs");
+        assert!((0..1000).any(|_| seen() && !process.is_alive()), "and then none does");
+        child.wait().expect("reaped");
+        assert!(!process.is_alive());
     }
 
     #[test]
