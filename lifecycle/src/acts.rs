@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::error::{Error, Field};
 use crate::machine::Act;
 use crate::sandbox::Driver;
+use crate::state::State;
 use crate::store::Record;
 
 /// How long an agent that listens may take to say who it is.
@@ -213,7 +214,13 @@ impl Acts {
                 Some(process) => Some(process),
                 None => qemu.find(&self.describe(record)),
             },
-            Driver::External => record.process.clone(),
+            // And whatever the hook of somebody else's started, which only the other hook can end. One
+            // that has failed was ended then.
+            Driver::External if record.state == State::Failed => record.process.clone(),
+            Driver::External => {
+                let found = || self.hypervisors.external.find(&self.describe(record));
+                Some(record.process.clone().unwrap_or_else(found))
+            }
         };
         if let Some(process) = process {
             match record.driver {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::crash::taps;
+use fault::Point;
 use world::World;
 use world::daemon::{Ran, program};
 use world::netns::DIRECTORY_PREFIX;
@@ -93,6 +94,53 @@ fn a_sandbox_whose_hook_fails_is_not_made_and_leaves_nothing() {
     assert_eq!(made.status, 500, "{}", made.text);
     assert!(made.json["error"]["message"].is_string(), "{}", made.text);
     assert_eq!(world.api("GET", "/v1/sandboxes/unwanted", &[]).status, 404);
+    assert_eq!(taps(&world), [""; 0]);
+}
+
+/// Promise 21. Only the operator's own hook can end what the other one started, so it is run even if
+/// nobody saw that one end.
+#[test]
+fn what_a_hook_may_have_started_is_handed_to_the_other_hook() {
+    let world = World::without_daemon("");
+    let told = world.dir().join("hooks");
+    let hook = |on: &str, then: &str| {
+        let script =
+            format!("echo {on} $POSTERN_SANDBOX $POSTERN_TAP >> {}; {then}", told.display());
+        format!("on_{on} = [\"/bin/sh\", \"-c\", \"{script}\"]\n")
+    };
+    let hooks = hook("create", "case $POSTERN_SANDBOX in slow) sleep 60;; failing) exit 1;; esac")
+        + &hook("remove", "true");
+    let config = world.dir().join("postern.toml");
+    let whole = std::fs::read_to_string(&config).expect("the configuration");
+    std::fs::write(&config, format!("{whole}\n[external]\n{hooks}timeout = \"2s\"\n"))
+        .expect("write");
+    world.daemon().start(&world.host);
+    for name in ["dying", "slow", "failing", "fine"] {
+        let _ = std::fs::remove_file(&told);
+        if name == "dying" {
+            world.daemon().arm(Point::ProcessStarted, "die");
+            let wanted = format!("{{\"name\":\"{name}\",\"driver\":\"external\"}}");
+            let request = world.daemon().request("POST", "/v1/sandboxes", &["--json", &wanted]);
+            request.attempt();
+            world.daemon().dies(Point::ProcessStarted);
+            world.daemon().start(&world.host);
+        } else {
+            let made = world.create(name, "default", "");
+            assert_eq!(made.status == 201, name == "fine", "{name}: {}", made.text);
+        }
+        let ran = || std::fs::read_to_string(&told).expect("hooks ran");
+        if name == "fine" {
+            assert!(!ran().contains("remove"), "control: it runs");
+            let path = format!("/v1/sandboxes/{name}");
+            assert_eq!(world.api("DELETE", &path, &[]).status, 204);
+        }
+        let ran = ran();
+        let lines: Vec<Vec<&str>> = ran.lines().map(|line| line.split(' ').collect()).collect();
+        let [created, removed] = &lines[..] else { panic!("{name}: {lines:?}") };
+        assert_eq!((created[0], removed[0]), ("create", "remove"), "{name}");
+        assert_eq!((created[1], removed[1]), (name, name));
+        assert_eq!(created[2], removed[2], "{name}: its tap");
+    }
     assert_eq!(taps(&world), [""; 0]);
 }
 
