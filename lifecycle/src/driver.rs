@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::acts::Acts;
 use crate::error::{Error, chain};
-use crate::machine::{Act, Machine};
+use crate::machine::{Act, Left, Machine};
 use crate::policies::Policies;
 use crate::sandbox::{Progress, Sandbox};
 use crate::state::State;
@@ -137,8 +137,26 @@ impl Task {
             return self.shut_in(error).await;
         }
         self.blame(error);
+        if again && self.machine.left() == Left::Process {
+            // Who waits for the end is told that it may take long.
+            self.publish(None);
+            return self.pause(LONGEST_RETRY).await;
+        }
         if again {
             tokio::time::sleep(RETRY).await;
+        }
+        true
+    }
+
+    /// Waits before the next try, less long where somebody wants it removed; gives whether the journey goes
+    /// on.
+    async fn pause(&mut self, pause: Duration) -> bool {
+        tokio::select! {
+            verb = self.verbs.recv() => match verb {
+                Some(Verb::Remove) => self.machine.remove(),
+                None => return false,
+            },
+            () = tokio::time::sleep(pause) => {}
         }
         true
     }
@@ -157,14 +175,10 @@ impl Task {
         }
         self.publish(None);
         let pause = RETRY.saturating_mul(1 << tries.min(5)).min(LONGEST_RETRY);
-        tokio::select! {
-            verb = self.verbs.recv() => match verb {
-                Some(Verb::Remove) => self.machine.remove(),
-                None => return false,
-            },
-            () = tokio::time::sleep(pause) => drop(self.ended()),
-        }
-        true
+        let goes_on = self.pause(pause).await;
+        // It may have ended meanwhile, which nobody else looks at now.
+        self.ended();
+        goes_on
     }
 
     /// Whether the process of a guest that runs has ended by itself; the machine knows it then.

@@ -256,9 +256,7 @@ impl Keeper {
                         let Record { slot, tenant, .. } = &gone.record;
                         shared.slots.give_back(*slot, Some(tenant), Instant::now());
                     }
-                    Left::Network => shared.slots.keep(gone.record.slot),
-                    // Until the next start, which looks for the process again.
-                    Left::Process => {}
+                    Left::Network | Left::Process => shared.slots.keep(gone.record.slot),
                 }
                 gone.publish(None);
             }

@@ -100,7 +100,7 @@ pub(crate) enum Left {
     Nothing,
     /// Its tap or parts of its fence, which need nothing of the sandbox to be taken away later.
     Network,
-    /// Perhaps its process, which has the slot's user.
+    /// Perhaps its process: while it is, the sandbox is not gone.
     Process,
 }
 
@@ -154,6 +154,8 @@ impl Machine {
             Goal::Fail | Goal::Remove if made.process => Some(Act::StopProcess),
             Goal::Fail | Goal::Remove if made.fence => Some(Act::LowerFence),
             Goal::Fail | Goal::Remove if made.tap => Some(Act::DeleteTap),
+            // It has the slot's user, and may have the tap open: nobody forgets it while it is there.
+            Goal::Remove if matches!(self.left, Left::Process) => Some(Act::StopProcess),
             // A failed sandbox keeps its console log for a person to read.
             Goal::Remove if made.files => Some(Act::RemoveFiles),
             Goal::Fail | Goal::Remove => None,
@@ -175,6 +177,9 @@ impl Machine {
             Act::StopProcess => {
                 made.process = false;
                 made.greeted = false;
+                if matches!(self.left, Left::Process) {
+                    self.left = Left::Network;
+                }
             }
             Act::LowerFence => made.fence = false,
             Act::DeleteTap => made.tap = false,
@@ -203,12 +208,12 @@ impl Machine {
             Act::StopProcess | Act::LowerFence | Act::DeleteTap | Act::RemoveFiles => {
                 self.tries += 1;
                 if self.tries >= TRIES {
+                    self.done(act);
                     self.left = self.left.max(match act {
                         Act::StopProcess => Left::Process,
                         Act::LowerFence | Act::DeleteTap => Left::Network,
                         _ => Left::Nothing,
                     });
-                    self.done(act);
                 }
             }
         }
@@ -249,7 +254,7 @@ impl Machine {
         self.tries
     }
 
-    /// What of it is still there although it is gone: its slot must be kept from others.
+    /// What of it is left behind: its slot must be kept from others when it is gone.
     pub(crate) const fn left(&self) -> Left {
         self.left
     }
@@ -328,14 +333,30 @@ mod tests {
         for (fails, left) in [
             (&[false; 5], Left::Nothing),
             (&[false, false, true, true, true], Left::Network),
-            (&[true, true, true, false, false], Left::Process),
-            (&[true; 5], Left::Process),
+            (&[true, true, true, false, false], Left::Network),
+            (&[true; 5], Left::Network),
         ] {
             let mut machine = Machine::leftover(State::Deleting);
             run(&mut machine, fails);
             assert_eq!(machine.state(), State::Gone);
             assert_eq!(machine.left(), left);
         }
+    }
+
+    /// Promise 28.
+    #[test]
+    fn a_sandbox_is_not_gone_while_its_process_may_be_there() {
+        let mut machine = Machine::leftover(State::Deleting);
+        for _ in 0..1000 {
+            match machine.next() {
+                Some(Act::StopProcess) => machine.failed(Act::StopProcess),
+                Some(act) => machine.done(act),
+                None => break,
+            }
+        }
+        assert_eq!((machine.state(), machine.left()), (State::Deleting, Left::Process));
+        run(&mut machine, &[]);
+        assert_eq!((machine.state(), machine.left()), (State::Gone, Left::Network));
     }
 
     /// Promise 16.

@@ -1,7 +1,9 @@
 //! A machine that somebody else runs: its tap by name in the namespace (every guest of this suite
 //! takes it so), and as an open descriptor.
 
-use world::World;
+use world::client::PATIENT;
+use world::poll::eventually;
+use world::{World, allow};
 
 #[test]
 fn a_program_gets_the_tap_of_an_external_sandbox_as_a_descriptor() {
@@ -29,4 +31,43 @@ fn a_program_that_is_not_there_is_an_error_that_names_it() {
     assert_eq!(ran.code, 1);
     assert!(ran.stderr.contains("/no/such/program"), "{}", ran.stderr);
     world.cli(&["rm", &name]).ok();
+}
+
+/// Promise 28. The guest may be there as long as the hook that ends it fails: its sandbox is not forgotten,
+/// by the next daemon either, reaches nothing, and keeps its slot.
+#[test]
+fn a_sandbox_whose_guest_would_not_end_is_gone_once_it_has() {
+    let world = World::without_daemon("");
+    let ended = world.dir().join("ended");
+    let hook = format!("test -e {} || {{ echo it still runs >&2; exit 1; }}", ended.display());
+    let config = world.dir().join("postern.toml");
+    let whole = std::fs::read_to_string(&config).expect("the configuration");
+    let hook = format!("{whole}\n[external]\non_remove = [\"/bin/sh\", \"-c\", \"{hook}\"]\n");
+    std::fs::write(&config, hook).expect("write");
+    world.daemon().start(&world.host);
+    let api = world.site("api");
+    let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    guest.reaches(&api);
+    let path = format!("/v1/sandboxes/{}", guest.name);
+    let told = world.api("DELETE", &path, &[]);
+    assert_eq!(told.status, 500, "{}", told.text);
+    assert!(told.text.contains("it still runs"), "{}", told.text);
+    let sent = world.requests(&api.name).len();
+    let asked = guest.curl(&["--connect-timeout", "1", &format!("https://{}/", api.name)]);
+    assert_ne!(asked.code, 0, "{}", asked.head);
+    other.reaches(&api);
+    assert_eq!(world.requests(&api.name).len(), sent + 1, "the neighbour's only");
+    let deleting = || {
+        let seen = world.api("GET", &path, &[]);
+        assert_eq!((seen.status, &seen.json["state"]), (200, &"deleting".into()), "{}", seen.text);
+    };
+    deleting();
+    world.daemon().kill();
+    world.daemon().start(&world.host);
+    deleting();
+    std::fs::write(&ended, "").expect("it ends");
+    eventually("it is gone", PATIENT, || {
+        (world.api("GET", &path, &[]).status == 404).then_some(())
+    });
+    other.reaches(&api);
 }
