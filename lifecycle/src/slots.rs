@@ -107,10 +107,7 @@ impl Table {
     fn take(&mut self, now: Instant) -> Option<Slot> {
         self.end_rests(now);
         let (start, end) = (self.last + 1, self.highest);
-        let free = (start..=end)
-            .chain(1..=self.last.min(end))
-            .filter_map(Slot::new)
-            .find(|slot| !self.taken.contains(slot) && !self.held.contains_key(slot))?;
+        let free = self.free((start..=end).chain(1..=self.last.min(end))).next()?;
         self.take_this(free);
         self.last = free.number();
         Some(free)
@@ -118,8 +115,13 @@ impl Table {
 
     fn leaves_some(&mut self, tenant: &TenantName, now: Instant) -> bool {
         self.end_rests(now);
-        let free = usize::from(self.highest).saturating_sub(self.taken.len() + self.held.len());
-        self.held.values().filter(|rest| rest.of.as_ref() == Some(tenant)).count() < free
+        let resting = self.held.values().filter(|rest| rest.of.as_ref() == Some(tenant)).count();
+        resting < self.free(1..=self.highest).count()
+    }
+
+    fn free(&self, numbers: impl Iterator<Item = u16>) -> impl Iterator<Item = Slot> {
+        let slots = numbers.filter_map(Slot::new);
+        slots.filter(|slot| !self.taken.contains(slot) && !self.held.contains_key(slot))
     }
 
     fn rest(&mut self, slot: Slot, of: Option<&TenantName>, now: Instant) {
@@ -182,7 +184,11 @@ mod tests {
         assert_eq!((rounds("loud"), rounds("other"), rounds("loud")), (4, 2, 0));
         assert!(slots.leaves_some(&tenant("quiet"), start), "there is room for who had none");
         assert!(slots.take(start).is_some());
-        assert!(slots.leaves_some(&tenant("loud"), start + Duration::from_secs(4)));
+        let later = start + Duration::from_secs(4);
+        assert!(slots.leaves_some(&tenant("loud"), later));
+        // Those of a time when there were more take nothing from those there are.
+        (9..=16).filter_map(Slot::new).for_each(|slot| slots.take_this(slot));
+        assert!(slots.leaves_some(&tenant("loud"), later));
     }
 
     #[test]
