@@ -1,23 +1,29 @@
 //! The resolver as one sandbox may use it, for its questions and for its connections alike: what it
-//! asks upstream under a wildcard is paid from its allowance.
+//! asks upstream under a wildcard is paid from its allowance, and so many lookups are under way at once.
 //!
-//! Judges nothing; whoever asks has a permit for the name.
+//! Judges nothing; whoever asks has a permit for the name. Never more than [`MAX_LOOKUPS`] at a time.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use policy::{Host, Permit};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 
 use crate::allowance::{Allowance, Names};
 use crate::chain::Family;
 use crate::error::Error;
 use crate::resolver::{Answer, Resolver};
 
-/// One sandbox's way to the resolver. Clones share one allowance.
+/// Lookups of one sandbox under way at once, those of its questions and its connections together.
+const MAX_LOOKUPS: usize = 64;
+
+/// One sandbox's way to the resolver. Clones share one allowance and one bound on lookups.
 #[derive(Clone, Debug)]
 pub struct Asker {
     resolver: Resolver,
     allowance: Arc<Mutex<Allowance>>,
+    lookups: Arc<Semaphore>,
 }
 
 impl Asker {
@@ -25,27 +31,66 @@ impl Asker {
     #[must_use]
     pub fn new(resolver: Resolver, names: Names) -> Self {
         let allowance = Allowance::new(names, Instant::now());
-        Self { resolver, allowance: Arc::new(Mutex::new(allowance)) }
+        Self {
+            resolver,
+            allowance: Arc::new(Mutex::new(allowance)),
+            lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)),
+        }
     }
 
-    /// The addresses of a name that `permit` lets through; see [`Resolver::addresses`].
+    /// The addresses of a name that `permit` lets through; see [`Resolver::addresses`]. Where as many
+    /// lookups as may be are under way, it waits for its turn as long as a lookup may take.
     ///
     /// # Errors
-    /// Those of a lookup; [`Error::OverAllowance`] and, for names that are never public
-    /// ([`is_local`]), [`Error::NoSuchName`]: nobody was asked.
+    /// Those of a lookup; [`Error::OverAllowance`], [`Error::TooMany`] and, for names that are never
+    /// public ([`is_local`]), [`Error::NoSuchName`]: nobody was asked.
     pub async fn addresses(
         &self,
         permit: &Permit,
         host: &Host,
         family: Family,
     ) -> Result<Arc<Answer>, Error> {
+        self.look_up(permit, host, family, Some(self.resolver.timeout())).await
+    }
+
+    /// The same, but what has no turn at once fails at once.
+    pub(crate) async fn addresses_now(
+        &self,
+        permit: &Permit,
+        host: &Host,
+        family: Family,
+    ) -> Result<Arc<Answer>, Error> {
+        self.look_up(permit, host, family, None).await
+    }
+
+    async fn look_up(
+        &self,
+        permit: &Permit,
+        host: &Host,
+        family: Family,
+        patience: Option<Duration>,
+    ) -> Result<Arc<Answer>, Error> {
         if is_local(host) {
             return Err(Error::NoSuchName { host: host.clone() });
         }
+        if let Some(remembered) = self.resolver.remembered(host, family).await {
+            return remembered;
+        }
+        let Some(_turn) = self.turn(patience).await else {
+            return Err(Error::TooMany { host: host.clone() });
+        };
+        // Somebody else may have asked for it while this waited.
         if !permit.is_listed() && !self.resolver.knows(host, family) && !self.spend(host) {
             return Err(Error::OverAllowance { host: host.clone() });
         }
         self.resolver.addresses(host, family).await
+    }
+
+    async fn turn(&self, patience: Option<Duration>) -> Option<SemaphorePermit<'_>> {
+        match patience {
+            None => self.lookups.try_acquire().ok(),
+            Some(patience) => timeout(patience, self.lookups.acquire()).await.ok()?.ok(),
+        }
     }
 
     fn spend(&self, host: &Host) -> bool {

@@ -49,6 +49,12 @@ pub enum Error {
         /// What was to be asked.
         host: Host,
     },
+    /// The sandbox has as many lookups under way as it may; nobody was asked.
+    #[error("{host}: too many lookups under way at once")]
+    TooMany {
+        /// What was to be asked.
+        host: Host,
+    },
     /// The system's resolver configuration could not be read.
     #[error("reading the system's resolver configuration")]
     System(#[source] NetError),

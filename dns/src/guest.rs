@@ -23,7 +23,6 @@ use policy::{
     Code, Compiled, Denial, Evidence, Flow, Host, OwnAddresses, Permit, PolicyHandle, Protocol,
     Subject, Trail, Verdict,
 };
-use tokio::sync::Semaphore;
 
 use crate::asker::{Asker, is_local, is_special_use};
 use crate::budget::{self, Bucket, Ledger};
@@ -33,9 +32,6 @@ use crate::pins::Pins;
 use crate::question::{Question, Unreadable};
 use crate::reply::{self, Info, MAX_UDP, Reply};
 use crate::resolver::Answer;
-
-/// Lookups of one sandbox under way at once.
-const MAX_LOOKUPS: usize = 64;
 
 /// How a question came, and so how long its answer may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +50,6 @@ pub struct Guest {
     own: OwnAddresses,
     asker: Asker,
     ipv6: bool,
-    lookups: Semaphore,
     bucket: Mutex<Bucket>,
     ledger: Mutex<Ledger>,
 }
@@ -106,7 +101,6 @@ impl Guest {
             own,
             asker,
             ipv6,
-            lookups: Semaphore::new(MAX_LOOKUPS),
             bucket: Mutex::new(Bucket::new(now)),
             ledger: Mutex::new(Ledger::new(subject, trail, now)),
         }
@@ -180,9 +174,6 @@ impl Guest {
             }
         }
         drop(policy);
-        let Ok(_slot) = self.lookups.try_acquire() else {
-            return Ruling::refused(ResponseCode::ServFail, Info::Other, Code::Limit, &permit);
-        };
         let found = self.look_up(&permit, host).await;
         // Judged again, because the policy may have changed while an upstream was asked.
         let policy = self.policy.load();
@@ -192,7 +183,7 @@ impl Guest {
         };
         let (family, answer) = match found {
             Ok(found) => found,
-            Err(Error::OverAllowance { .. }) => {
+            Err(Error::OverAllowance { .. } | Error::TooMany { .. }) => {
                 return Ruling::refused(ResponseCode::ServFail, Info::Other, Code::Limit, &permit);
             }
             Err(error) => return Ruling::unresolved(&error, &permit),
@@ -220,10 +211,10 @@ impl Guest {
 
     /// Its IPv4 addresses, or else the IPv6 addresses, which are asked for only then.
     async fn look_up(&self, permit: &Permit, host: &Host) -> Result<(Family, Arc<Answer>), Error> {
-        match self.asker.addresses(permit, host, Family::V4).await {
+        match self.asker.addresses_now(permit, host, Family::V4).await {
             Ok(answer) => Ok((Family::V4, answer)),
             Err(none @ Error::NoAddresses { .. }) => {
-                match self.asker.addresses(permit, host, Family::V6).await {
+                match self.asker.addresses_now(permit, host, Family::V6).await {
                     Ok(answer) => Ok((Family::V6, answer)),
                     // Without a way out by IPv6 it does not matter what could not be found there.
                     Err(Error::NoAddresses { .. } | Error::NoSuchName { .. }) => Err(none),

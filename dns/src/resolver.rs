@@ -124,6 +124,21 @@ impl Resolver {
         })
     }
 
+    /// From the question to the answer or the failure.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.shared.timeout
+    }
+
+    /// What is in memory about this name.
+    pub(crate) async fn remembered(
+        &self,
+        host: &Host,
+        family: Family,
+    ) -> Option<Result<Arc<Answer>, Error>> {
+        let known = self.shared.known.get(&(host.clone(), family)).await;
+        known.map(|known| known.result)
+    }
+
     /// Whether the answer about this name is in memory: asking for it now asks nobody.
     #[must_use]
     pub fn knows(&self, host: &Host, family: Family) -> bool {

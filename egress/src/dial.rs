@@ -95,7 +95,7 @@ impl Dialer {
             Target::Address(address) => vec![*address],
             Target::Name(name) => self.resolve(permit, name).await.map_err(|error| {
                 let code = match error {
-                    dns::Error::OverAllowance { .. } => Code::Limit,
+                    dns::Error::OverAllowance { .. } | dns::Error::TooMany { .. } => Code::Limit,
                     _ => Code::Unresolvable,
                 };
                 because(code).detailed(error)

@@ -1,5 +1,6 @@
 //! Names above an allowed one, names that have only IPv6, and what a wildcard may carry out.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use hickory_proto::rr::RecordType;
 use policy::audit::Outcome;
 use policy::net::SYNTHETIC;
 use policy::{Code, Evidence, Flow, Host, Permit, Protocol, Verdict};
+use tokio::task::JoinSet;
 
 use crate::upstream::{Said, Upstream, address, alias};
 use crate::world::{ASKED, POLICY, World, extended, query, resolver, told, world, world_of};
@@ -276,6 +278,46 @@ async fn connections_pay_for_names_from_the_allowance_of_questions() {
     let new = Host::parse(&format!("{}.wild.example.com", "y".repeat(60))).expect("host");
     let over = clone.addresses(&permit(&world, &new), &new, Family::V4).await;
     assert!(matches!(over, Err(Error::OverAllowance { .. })), "a clone has the same allowance");
+}
+
+/// Attack C16. The bound on lookups under way is one for questions and connections: a question over it
+/// fails at once, a connection waits for its turn as long as a lookup may take.
+#[tokio::test]
+async fn connections_and_questions_of_a_guest_share_one_bound_on_lookups() {
+    let upstream = Upstream::start(|query| match query.name().to_ascii() {
+        name if name.starts_with("dead") => Said::silence(),
+        name => Said::records([address(&name, "93.184.216.34", 60)]),
+    })
+    .await;
+    let world = world(POLICY, &[&upstream]);
+    let look_up = |label: &str| {
+        let host = Host::parse(&format!("{label}.wild.example.com")).expect("host");
+        let (asker, permit) = (world.asker.clone(), permit(&world, &host));
+        async move { asker.addresses(&permit, &host, Family::V4).await }
+    };
+    let asked = || upstream.names().into_iter().collect::<HashSet<_>>().len();
+    let known = world.ask("known.wild.example.com.", RecordType::A).await;
+    assert_eq!(told(&known), ["93.184.216.34"], "the control");
+
+    let mut dials: JoinSet<_> = (0..63).map(|n| look_up(&format!("dead{n}"))).collect();
+    while asked() < 64 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(told(&world.ask("last.wild.example.com.", RecordType::A).await).len(), 1);
+    dials.extend((63..300).map(|n| look_up(&format!("dead{n}"))));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(asked(), 64 + 2, "known, last, and 64 that wait");
+    let over = world.ask("over.wild.example.com.", RecordType::A).await;
+    assert_eq!(over.response_code, ResponseCode::ServFail);
+    assert_eq!(extended(&over), Some((0, "postern:limit".into())));
+    assert_eq!(told(&world.ask("known.wild.example.com.", RecordType::A).await).len(), 1);
+    assert!(!upstream.names().iter().any(|name| name.starts_with("over")));
+
+    let ended = dials.join_all().await;
+    let waited = ended.iter().filter(|end| matches!(end, Err(Error::TooMany { .. }))).count();
+    assert!(waited >= 300 - 2 * 64, "{waited} got no turn in time");
+    let dials: JoinSet<_> = (0..100).map(|n| look_up(&format!("alive{n}"))).collect();
+    assert!(dials.join_all().await.iter().all(Result::is_ok), "each gets its turn");
 }
 
 /// Attack C06. A chain that does not end, or is too long, leads nowhere, and in bounded time.

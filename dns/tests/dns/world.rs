@@ -25,6 +25,8 @@ allow = ["api.allowed.example", "*.wild.example.com", "api.service.internal"]
 
 pub(crate) struct World {
     pub(crate) guest: Guest,
+    /// The resolver as the guest's connections have it.
+    pub(crate) asker: Asker,
     pub(crate) pins: Arc<Pins>,
     pub(crate) policy: PolicyHandle,
     pub(crate) records: Records,
@@ -75,8 +77,9 @@ fn made(toml: &str, resolver: Resolver, names: Names, ipv6: bool) -> World {
     let pins = Arc::new(Pins::new(1000));
     let own = OwnAddresses::new(["8.8.4.4".parse().expect("address")]);
     let asker = Asker::new(resolver, names);
-    let guest = Guest::new(subject, policy.clone(), pins.clone(), own, asker, ipv6, trail);
-    World { guest, pins, policy, records }
+    let asks = asker.clone();
+    let guest = Guest::new(subject, policy.clone(), pins.clone(), own, asks, ipv6, trail);
+    World { guest, asker, pins, policy, records }
 }
 
 /// A query with EDNS, as bytes.
