@@ -78,7 +78,8 @@ impl Guest {
         self.dialer.dial(candidates, passed.permit.revision()).await
     }
 
-    /// Notes where was dialled, and judges again when the policy has moved since.
+    /// Notes where was dialled, and judges that by the policy in force: it may have been dialled by
+    /// one before.
     pub(crate) fn confirm(
         &self,
         flow: &Flow,
@@ -87,7 +88,14 @@ impl Guest {
     ) -> Result<(), Refusal> {
         let judged = Arc::make_mut(&mut passed.judged);
         (judged.candidates, judged.dialed) = (Vec::new(), Some(dialed));
-        self.note(flow, passed)
+        self.note(flow, passed)?;
+        match passed.policy.judge_address(&passed.permit, dialed.ip(), &self.own) {
+            Ok(_) => Ok(()),
+            Err(denial) => {
+                flow.forget(&passed.judged);
+                Err(denial.into())
+            }
+        }
     }
 
     /// Notes what was let through, and judges it again when the policy has moved meanwhile: a write

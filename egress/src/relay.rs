@@ -118,6 +118,10 @@ impl Desk {
         if to.port() == questions::PORT {
             return Err(because(Code::Protocol));
         }
+        // A socket that is connected to port 0 hears every port.
+        if key.source == 0 || to.port() == 0 {
+            return Err(because(Code::Protocol).detailed("port 0"));
+        }
         let flow = Arc::new(guest.flows.register().ok_or_else(|| because(Code::Limit))?);
         let told = guest.told(to.ip());
         let mut passed = guest.judge(&flow, Basis::Datagrams(told), to)?;

@@ -118,6 +118,32 @@ fn what_no_rule_allows_is_refused_and_a_denied_address_in_an_allowed_network_too
     });
 }
 
+/// A UDP datagram with these ports (RFC 768), without a checksum.
+fn datagram(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(8 + payload.len()).expect("short");
+    let header = [from, to, length, 0].map(u16::to_be_bytes);
+    [header.as_flattened(), payload].concat()
+}
+
+/// Promise 33. A socket that is connected to port 0 hears every port, so none ever is.
+#[test]
+fn datagrams_from_or_to_port_0_are_refused_whatever_a_rule_says() {
+    run("[[rule]]\nallow = [\"0.0.0.0/0\"]\nprotocol = \"udp\"\n", async |place| {
+        let origin = place.origin_datagrams(ORIGIN, 3478);
+        let guest = place.guest_headers();
+        let to = SocketAddr::from((ORIGIN, 0)).into();
+        for (source, destination) in [(0, 3478), (4000, 0), (0, 0)] {
+            guest.send_to(&datagram(source, destination, b"0"), &to).expect("sent");
+            let record = place.record(|r| r.kind == Kind::Connection).await;
+            assert_eq!((record.outcome, record.code), (Outcome::Deny, Some(Code::Protocol)));
+            assert_eq!(record.destination, Some(SocketAddr::from((ORIGIN, destination))));
+            assert_eq!(place.router.meter(place.slot).expect("attached").open(), 0);
+        }
+        guest.send_to(&datagram(4000, 3478, b"control"), &to).expect("sent");
+        assert_eq!(heard(&origin).await.0, b"control", "and nothing before it");
+    });
+}
+
 /// Promise 33. A private address needs a rule that means it.
 #[test]
 fn a_private_address_is_refused_unless_a_rule_names_its_network() {

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use policy::Code;
 use policy::audit::{Kind, Outcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -13,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::peers::{Tls, soon};
-use crate::place::{ORIGIN, Place, run};
+use crate::place::{ORIGIN, Place, SECOND, run};
 
 const RAW: &str = "[[rule]]\nallow = [\"93.184.216.34\"]\nports = [2525]\n";
 /// More than the far side's kernel takes without being read, and less than that and ours do.
@@ -147,6 +148,40 @@ fn what_we_closed_is_not_kept_for_a_guest_that_acknowledges_nothing() {
             assert!(begun.elapsed() < Duration::from_secs(20), "{}", place.sockets());
             sleep(Duration::from_millis(100)).await;
         }
+    });
+}
+
+/// Promise 18. A write that denies the address comes while the guest says its first word: what was
+/// dialled by the policy before is not taken for it.
+#[test]
+fn what_was_dialled_for_a_silent_guest_serves_no_policy_that_denies_its_address() {
+    let rules = "[[rule]]\nallow = [\"both.example.com\"]\nports = [2525]\n";
+    run(rules, async |place| {
+        let (listener, other) = (place.origin(ORIGIN, 2525), place.origin(SECOND, 2525));
+        crate::ask(&place, [169, 254, 100, 1].into(), "both.example.com").await;
+        let speak = async |policy: &str, revision| {
+            let mut guest = soon(place.dial(SECOND, 2525)).await.expect("connected");
+            let (mut far, _) = soon(listener.accept()).await.expect("dialled");
+            // In force, and before the open connections are judged again.
+            place.write(policy, revision);
+            guest.write_all(b"EHLO me\r\n").await.expect("sent");
+            let mut word = [0; 16];
+            let heard = soon(far.read(&mut word)).await.unwrap_or_default();
+            place.write(rules, revision + 1);
+            (guest, word[..heard].to_vec())
+        };
+        let (_open, heard) = speak(rules, 2).await;
+        assert_eq!(heard, b"EHLO me\r\n", "the control");
+        let denied = format!("{rules}[[rule]]\ndeny = [\"{ORIGIN}\"]\nports = [2525]\n");
+        let (mut guest, heard) = speak(&denied, 4).await;
+        assert_eq!(heard, b"");
+        assert!(soon(guest.read_u8()).await.is_err(), "it is told");
+        let record = place.record(|r| r.kind == Kind::Connection && r.code.is_some()).await;
+        assert_eq!((record.outcome, record.code), (Outcome::Deny, Some(Code::Rule)));
+        // A connection that begins under that policy goes where it may.
+        place.write(&denied, 6);
+        let _guest = soon(place.dial(SECOND, 2525)).await.expect("connected");
+        soon(other.accept()).await.expect("dialled elsewhere");
     });
 }
 

@@ -18,12 +18,13 @@ use policy::{
     AuditRecord, Compiled, Layer, OwnAddresses, Policy, PolicyHandle, Records, Revision, Slot,
     Subject, Trail,
 };
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
 /// The sandbox's egress address; the host has `.9` first, so that it is not the default choice.
 pub(crate) const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
-/// Where names resolve to, but for `inner.`, `nowhere.`, `own.` and `second.` ones.
+/// Where names resolve to, but for `inner.`, `nowhere.`, `own.` and `second.` ones; `both.` ones
+/// resolve to it and then to [`SECOND`].
 pub(crate) const ORIGIN: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
 /// Where `second.` names resolve to.
 pub(crate) const SECOND: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 35);
@@ -254,6 +255,11 @@ impl Place {
         adopt(self.land.made('g', || std::net::UdpSocket::bind("0.0.0.0:0")))
     }
 
+    /// A socket of the guest that sends datagrams as they are written, ports and all.
+    pub(crate) fn guest_headers(&self) -> Socket {
+        self.land.made('g', || Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP)))
+    }
+
     /// A listener in the guest.
     pub(crate) fn guest_listener(&self, port: u16) -> TcpListener {
         listening(self.land.made('g', move || std::net::TcpListener::bind(("0.0.0.0", port))))
@@ -372,18 +378,22 @@ async fn name_server(socket: UdpSocket, asked: Arc<Mutex<Vec<String>>>) {
         asked.lock().expect("unpoisoned").push(labels.join(".").to_lowercase());
         let wants_a = query[at + 1..at + 3] == [0, 1];
         let mut answer = query[..2].to_vec();
-        answer.extend([0x81, 0x80, 0, 1, 0, u8::from(wants_a), 0, 0, 0, 0]);
+        answer.extend([0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
         answer.extend(&query[12..at + 5]);
         if wants_a {
-            answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
-            let address = match labels[0].to_lowercase().as_str() {
-                "inner" => INNER,
-                "second" => SECOND,
-                "own" => HOST,
-                "nowhere" => NOWHERE,
-                _ => ORIGIN,
+            let addresses: &[Ipv4Addr] = match labels[0].to_lowercase().as_str() {
+                "inner" => &[INNER],
+                "second" => &[SECOND],
+                "both" => &[ORIGIN, SECOND],
+                "own" => &[HOST],
+                "nowhere" => &[NOWHERE],
+                _ => &[ORIGIN],
             };
-            answer.extend(address.octets());
+            answer[7] = u8::try_from(addresses.len()).expect("few");
+            for address in addresses {
+                answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+                answer.extend(address.octets());
+            }
         }
         socket.send_to(&answer, peer).await.expect("sent");
     }
