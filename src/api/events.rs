@@ -81,7 +81,7 @@ fn too_many(caller: &Caller) -> Problem {
     let whose = caller.tenant().map(TenantName::as_str).unwrap_or_default();
     let problem = format!("has {MOST_OPEN} questions to the audit open, as many as it may");
     Problem::invalid("tenant", whose, problem)
-        .of(Kind::Quota)
+        .of(Kind::Busy)
         .fix("read their answers to the end, or close them, and ask again")
 }
 

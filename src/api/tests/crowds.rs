@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use http::Method;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::api::strangers::{PART, PATIENCE};
@@ -48,7 +48,6 @@ async fn strangers_of_one_address_take_a_part_of_the_places_and_keep_none_for_lo
 /// Who was let in may be slower: it is known who it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_who_was_let_in_is_no_stranger_any_more() {
-    use tokio::io::AsyncWriteExt;
     let daemon = Daemon::start().await;
     let mut caller = silent(&daemon, 1).await;
     let head = format!(
@@ -75,9 +74,19 @@ async fn a_tenant_asks_the_audit_no_more_at_once_than_one_may() {
     assert_eq!(open.len(), MOST_OPEN, "control");
     for path in ["/v1/events", "/v1/events?follow=true"] {
         let problem = refusal(&acme, Method::GET, path, &[], none.clone()).await;
-        assert_eq!((problem.code, problem.field.as_deref()), (Kind::Quota, Some("tenant")));
+        assert_eq!((problem.code, problem.field.as_deref()), (Kind::Busy, Some("tenant")));
         assert!(problem.fix.is_some_and(|fix| fix.contains("close")), "{path}");
     }
+    let head = format!(
+        "GET /v1/events HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {OF_ACME}\r\n\r\n",
+        daemon.tcp
+    );
+    let mut caller = silent(&daemon, 1).await;
+    caller.write_all(head.as_bytes()).await.expect("asked");
+    let mut answer = [0; 4096];
+    let read = caller.read(&mut answer).await.expect("answered");
+    let answer = String::from_utf8_lossy(&answer[..read]);
+    assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 1"), "{answer}");
     for client in [&daemon.local, &daemon.bearer(Some(OF_ALL))] {
         client.send(Method::GET, "/v1/events", HeaderMap::new(), none.clone()).await.expect("told");
     }
