@@ -75,7 +75,7 @@ async fn guarded(
         .map_err(|e| Error::Keeper(e.into()))?;
 
     let stop = CancellationToken::new();
-    let api = Api::new(config, keeper.clone(), router, audit.clone(), stop.clone());
+    let api = Api::new(config, keeper.clone(), router.clone(), audit.clone(), stop.clone());
     let listeners = api::bind(&config.api).await?;
     for address in listeners.iter().filter_map(api::Listener::address) {
         tracing::info!(%address, "listening");
@@ -98,6 +98,7 @@ async fn guarded(
     if tokio::time::timeout(CLOSE, keeper.close()).await.is_err() {
         tracing::warn!("journeys cut off: the next daemon undoes what is half made");
     }
+    router.close().await;
     let _ = fs::remove_file(&config.api.socket);
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! The public verbs: start, attach a sandbox, detach it, reach one of its ports, judge it again.
+//! The public verbs: start, attach a sandbox, detach it, reach one of its ports, judge it again, close.
 //!
 //! A slot's fence is applied and read back before its link is up, and removed after its sockets are
 //! gone. Set-up undoes itself in reverse; teardown goes on whatever fails.
 
+mod close;
 mod refence;
 mod rejudge;
 

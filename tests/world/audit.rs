@@ -1,8 +1,58 @@
 //! The audit answers the compliance officer's question.
 
+use std::io::{Read, Write};
+use std::net::UdpSocket;
+
+use serde_json::Value;
 use world::client::{self, PATIENT};
+use world::origin::port;
 use world::poll::eventually;
 use world::{World, allow};
+
+/// Promise 23. What was open when the daemon was told to stop has ended, and its record says with how much.
+#[test]
+fn every_connection_that_an_orderly_stop_ends_has_a_last_record() {
+    const WORDS: &[u8] = b"ping\r\n";
+    let world = World::new();
+    let site = world.site("echo");
+    let rule = |protocol: &str| {
+        let ports = port::ECHO;
+        format!(
+            "[[rule]]\nallow = [\"{}\"]\nports = [{ports}]\nprotocol = \"{protocol}\"\n",
+            site.ip
+        )
+    };
+    let guest = world.guest(&(rule("tcp") + &rule("udp")));
+    let _silent = world.internet.run(|| UdpSocket::bind(site.at(port::ECHO))).expect("an origin");
+    let (mut stream, datagrams) = guest.run(|| {
+        let stream = client::connect(site.at(port::ECHO), PATIENT).expect("connect");
+        let datagrams = UdpSocket::bind("0.0.0.0:0").expect("bind");
+        datagrams.send_to(WORDS, site.at(port::ECHO)).expect("send");
+        (stream, datagrams)
+    });
+    stream.write_all(WORDS).expect("say");
+    let mut heard = [0; WORDS.len()];
+    stream.read_exact(&mut heard).expect("hear");
+    let of = |protocol: &str, outcome: &str| {
+        let is = |record: &Value, key: &str, value: &str| record[key] == value;
+        let found = world.events(&guest.name).into_iter();
+        found
+            .filter(|record| is(record, "protocol", protocol) && is(record, "outcome", outcome))
+            .collect::<Vec<_>>()
+    };
+    eventually("both are open", PATIENT, || {
+        (of("tcp", "allow").len() == 1 && of("udp", "allow").len() == 1).then_some(())
+    });
+    assert_eq!((of("tcp", "closed"), of("udp", "closed")), (vec![], vec![]), "control");
+    assert_eq!(world.daemon().terminate(), Some(0));
+    world.daemon().start(&world.host);
+    for protocol in ["tcp", "udp"] {
+        let [last] = &of(protocol, "closed")[..] else { panic!("{:?}", world.events(&guest.name)) };
+        assert_eq!(last["bytes_out"], WORDS.len(), "{last}");
+        assert_eq!(last["flow"], of(protocol, "allow")[0]["flow"], "{last}");
+    }
+    drop((stream, datagrams));
+}
 
 /// Promise 23. Which sandbox used this egress address and port towards this name?
 #[test]
@@ -131,18 +181,18 @@ fn hostile_names_break_no_line_of_audit_screen_or_log() {
             let reply = client::exchange(sink.at(80), &[&head(target, host)], PATIENT);
             assert!(!reply.text().starts_with("HTTP/1.1 200"), "{reply:?}");
         }
-        let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("bind");
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
         socket.send_to(&question, (policy::net::GATEWAY_IP, 53)).expect("ask");
     });
     guest.reaches(&api);
-    let closed = |record: &serde_json::Value| record["outcome"] == "closed";
+    let closed = |record: &Value| record["outcome"] == "closed";
     let all = eventually("everything is recorded", PATIENT, || {
         let records = world.events(&guest.name);
         records.iter().any(closed).then_some(records)
     });
     let said = serde_json::to_string(&all).expect("JSON");
     for kind in ["dns", "connection", "request"] {
-        let denied = |one: &&serde_json::Value| one["kind"] == kind && one["outcome"] == "deny";
+        let denied = |one: &&Value| one["kind"] == kind && one["outcome"] == "deny";
         assert!(all.iter().any(|one| denied(&one)), "control: {kind} in {said}");
     }
     assert!(said.contains("FORGED"), "control: {said}");
@@ -155,7 +205,7 @@ fn hostile_names_break_no_line_of_audit_screen_or_log() {
         let text = std::fs::read_to_string(entry.expect("an entry").path()).expect("UTF-8");
         assert!(!text.contains(is_control));
         for line in text.lines() {
-            serde_json::from_str::<serde_json::Value>(line).expect("a record a line");
+            serde_json::from_str::<Value>(line).expect("a record a line");
         }
     }
     let shown = world.cli(&["events", "--sandbox", &guest.name]).ok().stdout;
