@@ -229,8 +229,11 @@ fn a_session_that_is_being_opened_is_cut_when_it_is_denied() {
         let guest = towards(&place, ORIGIN, 3478).await;
         // Nothing is made in the guests' world as long as somebody else is at work there.
         let (done, work) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = tokio::sync::oneshot::channel();
         let router = place.router.clone();
-        let busy = tokio::spawn(async move { router.within(move || work.recv().is_err()).await });
+        let work = move || begun.send(()).is_ok() && work.recv().is_err();
+        let busy = tokio::spawn(async move { router.within(work).await });
+        begins.await.expect("at work");
         guest.send(b"ping").await.expect("sent");
         let judged = async {
             while place.router.rejudge(&[place.slot]).await.checked == 0 {
