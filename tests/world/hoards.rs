@@ -234,3 +234,39 @@ fn requests_begun_on_all_connections_there_are_leave_the_api_its_descriptors() {
     let removed = world.api("DELETE", &format!("/v1/sandboxes/{}", greedy.name), &[]);
     assert_eq!(removed.status, 204, "{}", removed.text);
 }
+
+/// Promise 37. Attack B07. Who asks two hosts by turns, on one connection, wears out no port of the egress address
+/// that all share: what was kept for a host and is not wanted any more leaves its port free.
+#[test]
+fn requests_to_two_hosts_by_turns_leave_the_neighbours_their_ports() {
+    const PORTS: u16 = 64;
+    let world = World::new();
+    let (one, two) = (world.site("one"), world.site("two"));
+    let rules = allow(&[&one, &two]);
+    let (greedy, other) = (world.guest(&rules), world.guest(&rules));
+    world.host.run(|| {
+        let range = format!("{FIRST_PORT} {}", FIRST_PORT + PORTS - 1);
+        std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", range).expect("the host's ports");
+    });
+    let text = |site: &Site| format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", site.name);
+    greedy.run(|| {
+        let mut stream = client::connect(one.at(port::HTTP), PATIENT).expect("connect");
+        for site in [&one, &two].repeat(2 * usize::from(PORTS)) {
+            stream.write_all(text(site).as_bytes()).expect("sent");
+            let mut head = [0; 4096];
+            assert!(stream.read(&mut head).expect("an answer") > 0);
+        }
+    });
+    let ask = || {
+        client::exchange_until(
+            one.at(port::HTTP),
+            &[text(&one).as_bytes()],
+            PATIENT,
+            client::has_head,
+        )
+    };
+    let answer = other.run(ask).text();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let connections = world.origin.connections(one.ip).len();
+    assert!(connections > usize::from(PORTS), "the control: {connections} connections");
+}

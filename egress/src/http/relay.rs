@@ -151,27 +151,30 @@ impl Relay {
             self.keep(far);
             return;
         }
-        let task = lock(&self.task).take();
-        if let Some(task) = task {
-            task.reset.cancel();
-            task.end().await;
-        }
+        self.reset().await;
     }
 
     /// The kept connection, if it leads to what was let through, under the policy that let it
-    /// through; otherwise it is closed. To be called after [`Relay::settle`].
+    /// through; otherwise it is reset. To be called after [`Relay::settle`], so that nothing is lost by
+    /// that. An end of ours would keep the port for a minute (TIME-WAIT, RFC 9293, section 3.3.2), and
+    /// all sandboxes share the ports of an egress address.
     pub(super) async fn take(&self, passed: &Passed) -> Option<Far> {
         let mut far = lock(&self.kept).take()?;
         if far.target == *passed.permit.target() && Arc::ptr_eq(&far.policy, &passed.policy) {
             far.used = true;
             return Some(far);
         }
-        drop(far);
+        // Before it is dropped, which would end it.
+        self.reset().await;
+        None
+    }
+
+    async fn reset(&self) {
         let task = lock(&self.task).take();
         if let Some(task) = task {
+            task.reset.cancel();
             task.end().await;
         }
-        None
     }
 
     /// Keeps a connection for the next request.
