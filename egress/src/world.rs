@@ -49,11 +49,15 @@ const FALLBACK_LINKS: [&str; 9] =
     ["tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"];
 
 /// Settings of the whole namespace, and of every interface that will be made in it.
-const SYSCTLS: [(&str, &str); 16] = [
+const SYSCTLS: [(&str, &str); 18] = [
     ("net/ipv4/ip_forward", "0"),
     // Every refusal is answered: neither its guest's limit nor the one of all guests together, which
     // one of them could use up, is for any type of error.
     ("net/ipv4/icmp_ratemask", "0"),
+    // A cookie would open connections by acknowledgements alone, past the fence's rate of new ones. Each
+    // guest's queue is its own, and takes what it has room for.
+    ("net/ipv4/tcp_syncookies", "0"),
+    ("net/ipv4/tcp_max_syn_backlog", "4096"),
     // A guest that takes no segment more does not keep a closed connection for long: three seconds
     // and not a quarter of an hour.
     ("net/ipv4/tcp_orphan_retries", "3"),

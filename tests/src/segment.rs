@@ -79,6 +79,22 @@ impl<'g, 'w> ByHand<'g, 'w> {
     /// When it is not answered.
     #[must_use]
     pub fn open(guest: &'g Guest<'w>, from: u16, to: (Ipv4Addr, u16), odd: Odd<'_>) -> Self {
+        let opened = Self::try_open(guest, from, to, odd, crate::client::PATIENT);
+        opened.expect("the handshake is answered")
+    }
+
+    /// The same; none where it is not answered within this time.
+    ///
+    /// # Panics
+    /// When it is answered otherwise.
+    #[must_use]
+    pub fn try_open(
+        guest: &'g Guest<'w>,
+        from: u16,
+        to: (Ipv4Addr, u16),
+        odd: Odd<'_>,
+        limit: Duration,
+    ) -> Option<Self> {
         let heard = guest.run(|| {
             Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(IPV4))).expect("packets")
         });
@@ -87,16 +103,15 @@ impl<'g, 'w> ByHand<'g, 'w> {
         setsockopt(&heard, sockopt::RcvBufForce, &(16 << 20)).expect("room");
         let mut this = Self { guest, heard, from, to, acknowledged: 0 };
         this.guest.cable.inject(&this.frame(START, Kind::Syn, &[], odd)).expect("sent");
-        let deadline = Instant::now() + crate::client::PATIENT;
+        let deadline = Instant::now() + limit;
         let first = std::iter::from_fn(|| Some(this.hear()))
             .take_while(|_| Instant::now() < deadline)
             .flatten()
-            .next()
-            .expect("the handshake is answered");
+            .next()?;
         assert!(first.opens && !first.ends && !first.resets, "{first:?}");
         this.acknowledged = first.number.wrapping_add(1);
         this.put(0, &[], Odd::default());
-        this
+        Some(this)
     }
 
     /// Sends bytes as those at `at` of the stream.

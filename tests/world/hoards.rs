@@ -13,14 +13,32 @@ use world::client::{self, End, PATIENT};
 use world::netns::{Netns, run};
 use world::origin::port;
 use world::poll::eventually;
-use world::segment::{FIRST_PORT, hush};
-use world::{Site, World, allow};
+use world::segment::{Answer, ByHand, FIRST_PORT, Odd, hush};
+use world::{Guest, Site, World, allow};
 
 use crate::many::memory;
 
 /// A policy for one site by name and another by address, on the echo's port.
 fn with_echo(api: &Site, echo: &Site) -> String {
     format!("{}[[rule]]\nallow = [\"{}\"]\nports = [{}]\n", allow(&[api]), echo.ip, port::ECHO)
+}
+
+/// Begins handshakes and never ends them: from so many ports of a guest that is hushed.
+fn begin(guest: &Guest<'_>, to: &Site, count: u16) {
+    for source in FIRST_PORT..FIRST_PORT + count {
+        let mut frame = Vec::new();
+        etherparse::PacketBuilder::ethernet2(policy::net::GUEST_MAC, policy::net::GATEWAY_MAC)
+            .ipv4(policy::net::GUEST_IP.octets(), to.ip.octets(), 64)
+            .tcp(source, 443, 1, 64_000)
+            .syn()
+            .write(&mut frame, &[])
+            .expect("a frame");
+        guest.cable.inject(&frame).expect("the tap takes it");
+    }
+}
+
+fn half_open(world: &World) -> Vec<String> {
+    sockets(&world.taps, &["state", "syn-recv"])
 }
 
 /// Lines of `ss` in a namespace.
@@ -42,17 +60,8 @@ fn half_open_connections_are_held_by_their_own_guests_listener_and_nothing_track
     let (api, sink) = (world.site("api"), world.attacker());
     let (flooding, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
     hush(&flooding);
-    for source in FIRST_PORT..FIRST_PORT + 400 {
-        let mut frame = Vec::new();
-        etherparse::PacketBuilder::ethernet2(policy::net::GUEST_MAC, policy::net::GATEWAY_MAC)
-            .ipv4(policy::net::GUEST_IP.octets(), sink.ip.octets(), 64)
-            .tcp(source, 443, 1, 64_000)
-            .syn()
-            .write(&mut frame, &[])
-            .expect("a frame");
-        flooding.cable.inject(&frame).expect("the tap takes it");
-    }
-    let half_open = || sockets(&world.taps, &["state", "syn-recv"]);
+    begin(&flooding, &sink, 400);
+    let half_open = || half_open(&world);
     eventually("they wait", PATIENT, || (half_open().len() > 200).then_some(()));
     let ours = flooding.internal().to_string();
     assert!(half_open().iter().all(|line| line.contains(&ours)), "{:?}", half_open());
@@ -65,6 +74,46 @@ fn half_open_connections_are_held_by_their_own_guests_listener_and_nothing_track
         assert!(count.is_none_or(|count| count.trim() == "0"));
     }
     assert_eq!(world.sent_to(sink.ip), []);
+}
+
+/// Promise 37. Attack A14. Who has filled its queue of handshakes is given no cookie in place of one: an
+/// acknowledgement with it would open the same connection again and again, past the rate of new ones.
+#[test]
+fn a_full_queue_of_handshakes_gives_no_cookie_that_opens_connections_at_any_rate() {
+    const QUEUE: u16 = 16;
+    const AGAIN: usize = 10;
+    let world = World::new();
+    world.taps.run(|| {
+        let write = |name: &str, value: u16| std::fs::write(name, value.to_string());
+        write("/proc/sys/net/core/somaxconn", QUEUE).expect("a short queue");
+        write("/proc/sys/net/ipv4/tcp_synack_retries", 1).expect("a short wait");
+    });
+    let (api, sink) = (world.site("api"), world.attacker());
+    let (flooding, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    hush(&flooding);
+    flooding.reaches(&api);
+    begin(&flooding, &sink, 4 * QUEUE);
+    eventually("the queue is full", PATIENT, || {
+        (half_open(&world).len() >= usize::from(QUEUE)).then_some(())
+    });
+    let (from, to) = (FIRST_PORT + 5 * QUEUE, (sink.ip, port::HTTPS));
+    let limit = Duration::from_millis(500);
+    let given = ByHand::try_open(&flooding, from, to, Odd::default(), limit);
+    let opened = given.map(|mut connection| {
+        for _ in 0..AGAIN {
+            connection.put(0, &[0; 4], Odd::default());
+            assert_eq!(connection.answer(4, PATIENT), Answer::Reset, "it carries no name");
+        }
+        let nameless = |record: &serde_json::Value| record["code"] == "no-name";
+        let count = |record: &serde_json::Value| record["count"].as_u64().unwrap_or(1);
+        let refused =
+            || world.events(&flooding.name).iter().filter(|r| nameless(r)).map(count).sum::<u64>();
+        eventually("each is recorded", PATIENT, || Some(refused()).filter(|count| *count > 1))
+    });
+    assert_eq!(opened, None, "connections, opened by one handshake beyond the queue");
+    other.reaches(&api);
+    eventually("the queue is empty again", PATIENT, || half_open(&world).is_empty().then_some(()));
+    flooding.reaches(&api);
 }
 
 /// Promise 37. Attack B10. Guests that ask for much and take nothing hold what the kernel lets one socket hold, and
