@@ -14,6 +14,7 @@ pub mod question;
 mod pins;
 mod asker;
 mod resolver;
+mod sockets;
 mod error;
 mod allowance;
 mod budget;

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::Name;
-use hickory_resolver::TokioResolver;
+use hickory_resolver::Resolver as Client;
 use hickory_resolver::config::{self, NameServerConfig, ResolveHosts};
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::system_conf::read_system_conf;
 use moka::future::Cache;
@@ -21,6 +20,7 @@ use policy::Host;
 
 use crate::chain::{self, Family};
 use crate::error::Error;
+use crate::sockets::Sockets;
 
 /// How long addresses are kept, whatever their TTL says.
 const KEPT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
@@ -96,7 +96,7 @@ struct Known {
 
 struct Upstream {
     address: SocketAddr,
-    client: TokioResolver,
+    client: Client<Sockets>,
     health: Mutex<Health>,
 }
 
@@ -226,8 +226,7 @@ impl Upstream {
             connection.port = address.port();
         }
         let servers = config::ResolverConfig::from_parts(None, vec![], vec![server]);
-        let provider = TokioRuntimeProvider::default();
-        let mut builder = TokioResolver::builder_with_config(servers, provider);
+        let mut builder = Client::builder_with_config(servers, Sockets::default());
         let options = builder.options_mut();
         // The cache, the order and the tries are ours; the host's own /etc/hosts is not the guests'.
         options.cache_size = 0;
