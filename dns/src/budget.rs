@@ -1,5 +1,5 @@
-//! What one sandbox may cost: questions a second, and audit records a second. What is over either
-//! is counted, and the count is recorded. The rate is decided on time handed in, without a clock.
+//! What one sandbox may cost: questions a second, and audit records of refusals a second. What is over
+//! either is counted, and the count is recorded. The rate is decided on time handed in, without a clock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use policy::{Code, Subject, Trail};
 pub(crate) const RATE: u32 = 200;
 /// Questions that it may ask at once.
 pub(crate) const BURST: u32 = 400;
-/// Audit records a second; the rest is summed up.
+/// Audit records a second of what was not answered; the rest is summed up. What was is told each by its
+/// name, so that none hides behind others: their rate bounds those.
 pub(crate) const RECORDS: u32 = 100;
 
 /// A token bucket, kept as the time at which it will be full again.
@@ -53,7 +54,7 @@ pub(crate) fn question(bucket: &mut Bucket, now: Instant) -> bool {
     bucket.take(now, token, token * BURST)
 }
 
-/// Hands records to the trail, at most [`RECORDS`] in a second, and the sums of the others.
+/// Hands records to the trail, of refusals at most [`RECORDS`] in a second, and the sums of the others.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     subject: Arc<Subject>,
@@ -72,12 +73,12 @@ impl Ledger {
     /// Records a decision, or counts it when this second has had its records.
     pub(crate) fn write(&mut self, now: Instant, record: AuditRecord) {
         self.turn(now);
-        if self.written < RECORDS {
-            self.written += 1;
-            self.trail.record(record.about(&self.subject));
-        } else {
-            self.add(record.outcome, record.code);
+        let passed = matches!(record.outcome, Outcome::Allow | Outcome::Observe);
+        if !passed && self.written >= RECORDS {
+            return self.add(record.outcome, record.code);
         }
+        self.written += u32::from(!passed);
+        self.trail.record(record.about(&self.subject));
     }
 
     /// Counts a question that was dropped unread.
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_a_bounded_number_of_records_and_every_question_is_counted() {
+    fn a_flood_of_refusals_is_a_bounded_number_of_records_and_hides_nothing_that_passed() {
         let subject = Subject {
             sandbox: "s".parse().expect("name"),
             tenant: "t".parse().expect("name"),
@@ -143,16 +144,21 @@ mod tests {
         let start = Instant::now();
         let mut ledger = Ledger::new(Arc::new(subject), trail, start);
         for _ in 0..500 {
-            ledger.write(start, AuditRecord::new(fault::wall_clock(), Kind::Dns, Outcome::Allow));
+            for outcome in [Outcome::Deny, Outcome::Allow] {
+                ledger.write(start, AuditRecord::new(fault::wall_clock(), Kind::Dns, outcome));
+            }
             ledger.dropped(start);
         }
         drop(ledger);
         let records: Vec<_> = records.drain().collect();
-        assert_eq!(records.len(), RECORDS as usize + 2);
+        assert_eq!(records.len(), RECORDS as usize + 500 + 2, "a sum for each code");
         let sum = |outcome| {
             let of = records.iter().filter(|record| record.outcome == outcome);
             of.map(|record| record.count.unwrap_or(1)).sum::<u64>()
         };
-        assert_eq!((sum(Outcome::Allow), sum(Outcome::Deny)), (500, 500));
+        assert_eq!((sum(Outcome::Allow), sum(Outcome::Deny)), (500, 1000));
+        assert!(
+            records.iter().all(|record| record.outcome == Outcome::Deny || record.count.is_none())
+        );
     }
 }

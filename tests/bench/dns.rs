@@ -26,7 +26,7 @@ const SPAN: Duration = Duration::from_secs(3);
 const WARM: u32 = 50;
 
 const CONDITIONS: &str = "Eight guests ask 180 questions a second each, one after the other, of 10,000 names that are allowed. \
-    One thread each; the peers refuse all other names and write no log; we judge each question, pin what is answered to its guest and write the audit (100 records a second and guest, then sums). \
+    One thread each; the peers refuse all other names and write no log; we judge each question, pin what is answered to its guest and write a record of each to the audit. \
     CPU time is that of the process. Forwarded: every name is asked once, by one guest.";
 
 struct Server {
