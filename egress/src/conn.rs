@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::accept::Incoming;
 use crate::account::Account;
+use crate::buffers;
 use crate::dial::Dialed;
 use crate::flows::{Basis, Cut, Flow};
 use crate::guest::{Guest, Passed};
@@ -75,6 +76,7 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
         guest.trail.record(record.took(heard.elapsed()));
         return refuse::reset(stream);
     };
+    buffers::bound(&stream, flow.rank());
     if destination.port() == questions::PORT {
         return converse(&guest, &flow, stream, destination).await;
     }

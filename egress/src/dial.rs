@@ -19,6 +19,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::{sleep, timeout};
 
+use crate::buffers;
 use crate::limits::Limits;
 use crate::refuse::Refusal;
 use crate::room;
@@ -116,13 +117,15 @@ impl Dialer {
         Ok(dialable)
     }
 
-    /// Opens a connection to the first of these that answers. `revision` is that of their permit.
+    /// Opens a connection to the first of these that answers, for the `rank`-th one of the guest.
+    /// `revision` is that of their permit.
     pub(crate) async fn dial(
         &self,
         candidates: Vec<Dialable>,
         revision: Revision,
+        rank: usize,
     ) -> Result<Dialed, Refusal> {
-        let dialed = race(candidates, |one| self.connect(one)).await;
+        let dialed = race(candidates, |one| self.connect(one, rank)).await;
         dialed.map_err(|error| Refusal::because(failure(&error), revision).detailed(error))
     }
 
@@ -204,7 +207,7 @@ impl Dialer {
         }
     }
 
-    async fn connect(&self, to: Dialable) -> io::Result<Dialed> {
+    async fn connect(&self, to: Dialable, rank: usize) -> io::Result<Dialed> {
         let to = to.address();
         let from = self.source(to).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
@@ -215,6 +218,8 @@ impl Dialer {
         setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
         socket.bind(SocketAddr::new(from, 0))?;
         socket.set_nodelay(true)?;
+        // Before the handshake, which says how far the window can grow (RFC 7323, section 2).
+        buffers::bound(&socket, rank);
         let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
         SockRef::from(&socket).set_tcp_keepalive(&probes)?;
         SockRef::from(&socket).set_tcp_user_timeout(Some(self.user_timeout))?;

@@ -183,6 +183,7 @@ pub(crate) struct Ending {
 #[derive(Debug)]
 pub(crate) struct Flow {
     id: u64,
+    rank: usize,
     entry: Arc<Entry>,
     flows: Arc<Flows>,
 }
@@ -209,7 +210,8 @@ impl Flows {
         let entry = Arc::<Entry>::default();
         table.open.insert(id, Arc::clone(&entry));
         self.meter.opened();
-        Some(Flow { id, entry, flows: Arc::clone(self) })
+        let rank = table.open.len();
+        Some(Flow { id, rank, entry, flows: Arc::clone(self) })
     }
 
     /// Judges every connection again that was let through, and cuts those that are denied now; they
@@ -296,6 +298,12 @@ impl Flow {
     /// The number that joins its audit records.
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// How many were open with it when it was registered, itself among them. Of those that are open at
+    /// any time, the n-th oldest has a rank of n or more.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
     }
 
     /// Notes what it is let through by from now on.

@@ -75,7 +75,7 @@ impl Guest {
         Arc::make_mut(&mut passed.judged).candidates =
             candidates.iter().map(|one| one.address()).collect();
         self.note(flow, passed)?;
-        self.dialer.dial(candidates, passed.permit.revision()).await
+        self.dialer.dial(candidates, passed.permit.revision(), flow.rank()).await
     }
 
     /// Notes where was dialled, and judges that by the policy in force: it may have been dialled by

@@ -30,6 +30,7 @@ pub mod link;
 mod unsent;
 mod sever;
 mod flows;
+mod buffers;
 pub mod meter;
 pub mod limits;
 mod room;

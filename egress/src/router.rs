@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::accept;
+use crate::buffers;
 use crate::conn;
 use crate::dial::Dialer;
 use crate::drops::{self, Dropped};
@@ -217,6 +218,7 @@ impl Router {
         for patience in CALL_AGAIN.into_iter().chain([patience]) {
             let socket = shared.world.run(move || accept::caller(slot)).await?;
             let socket = TcpSocket::from_std_stream(socket.map_err(failed)?);
+            buffers::bound(&socket, call.rank());
             let to = SocketAddr::from((slot.address(), port));
             if let Ok(connected) = timeout(patience, socket.connect(to)).await {
                 return Ok(GuestStream::new(connected.map_err(failed)?, call));

@@ -49,7 +49,7 @@ const FALLBACK_LINKS: [&str; 9] =
     ["tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"];
 
 /// Settings of the whole namespace, and of every interface that will be made in it.
-const SYSCTLS: [(&str, &str); 18] = [
+const SYSCTLS: [(&str, &str); 20] = [
     ("net/ipv4/ip_forward", "0"),
     // Every refusal is answered: neither its guest's limit nor the one of all guests together, which
     // one of them could use up, is for any type of error.
@@ -61,6 +61,9 @@ const SYSCTLS: [(&str, &str); 18] = [
     // A guest that takes no segment more does not keep a closed connection for long: three seconds
     // and not a quarter of an hour.
     ("net/ipv4/tcp_orphan_retries", "3"),
+    // As far as a socket to a guest may grow each way: `buffers` bounds those that are many.
+    ("net/ipv4/tcp_rmem", "4096 131072 4194304"),
+    ("net/ipv4/tcp_wmem", "4096 16384 4194304"),
     ("net/ipv4/conf/all/rp_filter", "0"),
     ("net/ipv4/conf/default/rp_filter", "0"),
     ("net/ipv4/conf/all/arp_ignore", "1"),

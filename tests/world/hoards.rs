@@ -164,6 +164,74 @@ fn connections_with_a_shut_window_hold_a_bounded_memory_and_others_go_on() {
     });
 }
 
+/// Bytes that TCP holds in a namespace, as the kernel accounts for it: received and not read, queued to
+/// be sent, and set aside for both.
+fn tcp_memory(netns: &Netns) -> u64 {
+    let out = netns.command("ss").args(["-Htnm"]).output().expect("run ss");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let sizes = text.split("skmem:(").skip(1).filter_map(|rest| rest.split(')').next());
+    let held = |size: &str| {
+        let field =
+            |name| size.split(',').find_map(|word| word.strip_prefix(name)?.parse::<u64>().ok());
+        ["r", "w", "f"].into_iter().filter_map(field).sum::<u64>()
+    };
+    sizes.map(held).sum()
+}
+
+/// Promise 37. Attack B10. However far the windows of a guest's connections have grown, what they hold of the kernel's
+/// memory for TCP, which all guests and the host share, grows no further with their number than a
+/// guest's share; its neighbour goes on.
+#[test]
+fn connections_with_grown_windows_hold_no_more_of_the_memory_of_tcp_than_a_guests_share() {
+    const HELD: usize = 48;
+    const SHARE: u64 = 256 << 20;
+    /// What its windows grow by, in blocks there and back.
+    const GROWN: usize = 6;
+    let world = World::new();
+    let (api, echo) = (world.site("api"), world.site("echo"));
+    let rules = with_echo(&api, &echo);
+    let (hoarding, other) = (world.guest(&rules), world.guest(&rules));
+    // The machine of the test holds what both ends do, too: they are to hold less.
+    for netns in [&hoarding.netns, &world.internet] {
+        netns.run(|| {
+            std::fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 131072 1048576").expect("set");
+            std::fs::write("/proc/sys/net/ipv4/tcp_wmem", "4096 131072 1048576").expect("set");
+        });
+    }
+    let towards = echo.at(port::ECHO);
+    let hold = || {
+        let mut stream = client::connect(towards, PATIENT).expect("connect");
+        let mut block = vec![7; 1 << 18];
+        for _ in 0..GROWN {
+            stream.write_all(&block).expect("sent");
+            stream.read_exact(&mut block).expect("comes back");
+        }
+        stream.set_write_timeout(Some(Duration::from_millis(100))).expect("a limit");
+        // All of it comes back, and none of it is read.
+        while stream.write(&block).is_ok() {}
+        stream
+    };
+    let (mut held, mut most) = (Vec::new(), 0);
+    while held.len() < HELD {
+        held.extend(hoarding.run(|| {
+            std::thread::scope(|scope| {
+                let holds = [(); 8].map(|()| scope.spawn(hold));
+                holds.map(|hold| hold.join().expect("held"))
+            })
+        }));
+        most = tcp_memory(&world.taps) + tcp_memory(&world.host);
+        // Before it harms the machine.
+        assert!(most < SHARE, "{} connections hold {most} bytes", held.len());
+    }
+    assert!(most > 32 << 20, "the control: they do hold something, {most} bytes");
+    other.reaches(&api);
+    hoarding.reaches(&api);
+    drop(held);
+    eventually("what they held is free", PATIENT, || {
+        (tcp_memory(&world.taps) + tcp_memory(&world.host) < most / 8).then_some(())
+    });
+}
+
 /// Promise 37. A queue that is full is one guest's: while nobody accepts, its neighbour's handshakes still end, and
 /// then both are served.
 #[test]
