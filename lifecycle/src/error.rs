@@ -129,6 +129,22 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The store has a row that does not even say whose it is: to start without it might open what it
+    /// closes, or leave running what it tells of.
+    #[error(
+        "{row} in the store {path} cannot be read: {problem}; put a copy of the store back, or give \
+         the row up with `{remedy}`"
+    )]
+    Row {
+        /// Which row of which table.
+        row: String,
+        /// The store's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// The statement that takes it out.
+        remedy: String,
+    },
     /// A step of the router failed outside of a sandbox's journey.
     #[error("{doing} in the router")]
     Router {

@@ -216,11 +216,13 @@ pub(crate) struct InForce<'a>(MutexGuard<'a, BTreeMap<Scope, Held>>);
 
 impl Policies {
     /// Reads what the journal has. A policy that cannot be read closes its scope, and no other; so
-    /// does a sandbox's own that is not there, since each has had one from the first.
+    /// does a sandbox's own that is not there, since each has had one from the first. One of which
+    /// nobody can say whose it is might close anything: there is no start without it.
     pub(crate) async fn open(store: Store) -> Result<Self, Error> {
         let rows = store.policies().await?;
-        let mut held: BTreeMap<Scope, Held> =
-            aside(|| rows.into_iter().filter_map(held).collect()).await?;
+        let of = store.clone();
+        let held = move || rows.into_iter().map(|row| held(row, &of)).collect();
+        let mut held: BTreeMap<Scope, Held> = aside::<Result<_, Error>>(held).await??;
         for Record { name, .. } in store.sandboxes().await? {
             let scope = Scope::Sandbox(name);
             let lost = || Held::unreadable(&scope, "there is none".to_owned(), Revision::default());
@@ -291,17 +293,15 @@ fn scopes(name: &SandboxName, tenant: &TenantName) -> [Scope; 3] {
 }
 
 /// What a row of the journal comes to.
-fn held(row: PolicyRow) -> Option<(Scope, Held)> {
-    let PolicyRow { scope: text, policy, revision } = row;
-    let Some(scope) = Scope::parse(&text) else {
-        tracing::warn!(scope = text, "policy of an unknown scope left alone");
-        return None;
-    };
+fn held(row: PolicyRow, store: &Store) -> Result<(Scope, Held), Error> {
+    let PolicyRow { id, scope: text, policy, revision } = row;
+    let unknown = || store.unreadable("policy", id, &text, "it is the policy of no scope there is");
+    let scope = Scope::parse(&text).ok_or_else(unknown)?;
     let held = match policy {
         Ok(policy) => Held::new(Written::new(policy, &scope), revision),
         Err(problem) => Held::unreadable(&scope, problem, revision),
     };
-    Some((scope, held))
+    Ok((scope, held))
 }
 
 /// What the writer of a policy may not expect of it in place of the one `before`, one sentence

@@ -26,7 +26,9 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
         if hypervisors.adopt(record).await {
             return Machine::adopt();
         }
-        record.reason = Some("its microVM ended while no daemon ran".to_owned());
+        if record.process.is_some() || record.reason.is_none() {
+            record.reason = Some("its microVM ended while no daemon ran".to_owned());
+        }
     }
     Machine::leftover(record.state)
 }

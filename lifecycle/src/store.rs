@@ -3,6 +3,8 @@
 //! SQLite in WAL mode with full sync: what a call here returned for is on disk. One connection; each
 //! call is one transaction, run off the async threads. Never holds a secret.
 
+mod rows;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,11 +12,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fault::Point;
 use nix::time::ClockId;
 use policy::{Policy, Revision, SandboxName, Slot, TenantName};
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use rusqlite::{Connection, Transaction, params};
 
 use crate::error::Error;
 use crate::sandbox::Driver;
 use crate::state::State;
+use crate::store::rows::{read_policy, read_record, text};
 
 /// The layout of the tables. A store of another layout is refused, never guessed at.
 const VERSION: i64 = 1;
@@ -88,6 +91,7 @@ impl Uptime {
 /// A policy as the journal has it.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyRow {
+    pub(crate) id: i64,
     pub(crate) scope: String,
     /// Or why it cannot be read.
     pub(crate) policy: Result<Policy, String>,
@@ -146,15 +150,29 @@ impl Store {
         }
     }
 
-    /// Every sandbox, oldest first.
+    /// Every sandbox, oldest first. One whose row is damaged is there, too, as long as the row says
+    /// whose it is.
     pub(crate) async fn sandboxes(&self) -> Result<Vec<Record>, Error> {
-        self.run("reading the sandboxes", |store| {
+        let rows = self.run("reading the sandboxes", |store| {
             store
-                .prepare("SELECT * FROM sandbox ORDER BY incarnation")?
-                .query_map([], read_record)?
-                .collect()
-        })
-        .await
+                .prepare("SELECT rowid, * FROM sandbox ORDER BY incarnation")?
+                .query_map([], |row| Ok((row.get("rowid")?, text(row, "name")?, read_record(row))))?
+                .collect::<rusqlite::Result<Vec<_>>>()
+        });
+        let read = |(id, name, record): (i64, String, rusqlite::Result<Record>)| {
+            record.map_err(|problem| self.unreadable("sandbox", id, &name, &problem.to_string()))
+        };
+        rows.await?.into_iter().map(read).collect()
+    }
+
+    /// The refusal to go on without knowing what a row means.
+    pub(crate) fn unreadable(&self, table: &str, id: i64, key: &str, problem: &str) -> Error {
+        Error::Row {
+            row: format!("the row {key:?} of the table {table}"),
+            path: self.path.clone(),
+            problem: problem.to_owned(),
+            remedy: format!("DELETE FROM {table} WHERE rowid = {id}"),
+        }
     }
 
     /// Writes a new sandbox with its policy: both or neither. Gives its incarnation and the
@@ -257,7 +275,7 @@ impl Store {
     pub(crate) async fn policies(&self) -> Result<Vec<PolicyRow>, Error> {
         self.run("reading the policies", |store| {
             store
-                .prepare("SELECT scope, document, revision FROM policy")?
+                .prepare("SELECT rowid, scope, document, revision FROM policy")?
                 .query_map([], read_policy)?
                 .collect()
         })
@@ -308,56 +326,12 @@ fn advance(store: &Transaction<'_>, counter: &str) -> rusqlite::Result<u64> {
     )
 }
 
-fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
-    let slot: u16 = row.get("slot")?;
-    let process: Option<String> = row.get("process")?;
-    Ok(Record {
-        name: parsed(row, "name")?,
-        tenant: parsed(row, "tenant")?,
-        driver: parsed(row, "driver")?,
-        slot: Slot::new(slot).ok_or_else(|| corrupt("slot", "out of range"))?,
-        incarnation: row.get("incarnation")?,
-        memory_mib: row.get("memory_mib")?,
-        vcpus: row.get("vcpus")?,
-        state: parsed(row, "state")?,
-        reason: row.get("reason").optional()?.flatten(),
-        process: process
-            .map(|text| serde_json::from_str(&text).map_err(|e| corrupt("process", e)))
-            .transpose()?,
-        created: UNIX_EPOCH + Duration::from_secs(row.get("created")?),
-    })
-}
-
-fn read_policy(row: &Row<'_>) -> rusqlite::Result<PolicyRow> {
-    let bytes = |column| Ok::<_, rusqlite::Error>(row.get_ref(column)?.as_bytes()?);
-    // What is not even text is told from what cannot be asked for: only its own scope is closed by it.
-    let document = str::from_utf8(bytes("document")?).map_err(|problem| problem.to_string());
-    let policy =
-        document.and_then(|text| Policy::from_written(text).map_err(|problem| problem.to_string()));
-    let scope = String::from_utf8_lossy(bytes("scope")?).into_owned();
-    Ok(PolicyRow { scope, policy, revision: Revision(row.get("revision")?) })
-}
-
-/// A column that holds one word: a name, or the name of a variant.
-fn parsed<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: &str) -> rusqlite::Result<T> {
-    let text: String = row.get(column)?;
-    serde_json::from_value(serde_json::Value::String(text)).map_err(|e| corrupt(column, e))
-}
-
 fn word<T: serde::Serialize>(value: &T) -> Option<String> {
     serde_json::to_value(value).ok()?.as_str().map(str::to_owned)
 }
 
 fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
     serde_json::to_string(value).map_err(|e| rusqlite::Error::ToSqlConversionFailure(Box::new(e)))
-}
-
-fn corrupt(
-    column: &str,
-    problem: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> rusqlite::Error {
-    let problem = format!("column {column}: {}", problem.into());
-    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, problem.into())
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
-//! A policy in the journal that the daemon cannot read shuts in what is under it, and nothing else.
+//! What the daemon cannot read in its journal shuts in what it is about, and nothing else; where nobody can
+//! say what that is, there is no start.
 
 use rusqlite::Connection;
 use serde_json::json;
 use world::client::{self, AT_ONCE, PATIENT};
+use world::daemon::{Ran, program};
 use world::origin::port;
+use world::poll::eventually;
 use world::{Guest, Site, World, allow};
 
 /// Asks in every way for a site that is allowed; whatever comes of it, `site` must see nothing.
@@ -54,10 +57,7 @@ fn a_policy_that_cannot_be_read_shuts_its_own_scope_until_it_is_written_anew() {
     for (scope, path, damaged, whole, neighbour) in cases {
         shut.reaches(&site);
         world.daemon().kill();
-        let journal = Connection::open(world.dir().join("state/postern.db")).expect("the journal");
-        let damage = format!("{damaged} WHERE scope = '{scope}'");
-        assert_eq!(journal.execute(&damage, []).expect("damaged"), 1, "{scope}");
-        drop(journal);
+        change(&world, &format!("{damaged} WHERE scope = '{scope}'"));
         world.daemon().start(&world.host);
         let mark = world.mark();
         tries(&world, &shut, &site);
@@ -97,6 +97,86 @@ fn a_policy_that_cannot_be_read_shuts_its_own_scope_until_it_is_written_anew() {
         client::exchange_until(site.at(port::ECHO), &[b"ping\r\n"], PATIENT, whole)
     });
     assert_eq!(echo.bytes, b"ping\r\n", "control");
+}
+
+/// Promise 56. Nobody knows what runs there: it is ended by its traces, and keeps its slot until it is removed.
+#[test]
+fn a_sandbox_whose_row_is_damaged_has_failed_with_the_reason_and_keeps_nobody_else() {
+    let world = World::without_daemon("");
+    let ended = world.dir().join("ended");
+    let hook = format!("echo $POSTERN_SANDBOX >> {}", ended.display());
+    let config = std::fs::read_to_string(config(&world)).expect("the configuration");
+    let hook = format!("{config}\n[external]\non_remove = [\"/bin/sh\", \"-c\", \"{hook}\"]\n");
+    std::fs::write(self::config(&world), hook).expect("write");
+    world.daemon().start(&world.host);
+    let site = world.site("api");
+    let other = world.guest(&allow(&[&site]));
+    for (damage, column) in [
+        ("process = '{'", "process"),
+        ("process = CAST(x'ff' AS TEXT)", "process"),
+        ("state = 'walking'", "state"),
+        ("vcpus = 4000", "vcpus"),
+    ] {
+        let _ = std::fs::remove_file(&ended);
+        let guest = world.guest(&allow(&[&site]));
+        guest.reaches(&site);
+        world.daemon().kill();
+        change(&world, &format!("UPDATE sandbox SET {damage} WHERE name = '{}'", guest.name));
+        world.daemon().start(&world.host);
+        let path = format!("/v1/sandboxes/{}", guest.name);
+        let shown = eventually(&format!("{damage}: it has failed"), PATIENT, || {
+            let shown = world.api("GET", &path, &[]).json;
+            (shown["state"] == "failed").then_some(shown)
+        });
+        assert!(shown["reason"].as_str().is_some_and(|it| it.contains(column)), "{shown}");
+        assert_eq!(shown["slot"], guest.created["slot"]);
+        let told = std::fs::read_to_string(&ended).unwrap_or_default();
+        assert_eq!(told.trim(), guest.name, "{damage}: its guest is ended");
+        let mark = world.mark();
+        assert_ne!(guest.curl(&["-m", "2", &format!("https://{}/", site.name)]).code, 0);
+        assert_eq!(world.sent_since(mark, |seen| seen.is_to(site.ip)), [], "{damage}");
+        other.reaches(&site);
+        assert_eq!(world.api("DELETE", &path, &[]).status, 204, "{damage}");
+    }
+    other.reaches(&site);
+}
+
+/// Promise 56. What nobody can say the meaning of may close anything, or be the only trace of what runs.
+#[test]
+fn a_row_that_does_not_say_whose_it_is_keeps_the_daemon_from_starting_until_it_is_given_up() {
+    let world = World::new();
+    let site = world.site("api");
+    let guest = world.guest_of("acme", &allow(&[&site]));
+    let written =
+        world.api("PUT", "/v1/tenants/acme/policy", &["--json", "{\"default\":\"deny\"}"]);
+    assert_eq!(written.status, 200, "{}", written.text);
+    let lost = world.guest(&allow(&[&site]));
+    for (damage, row) in [
+        ("UPDATE policy SET scope = 'tenantacme' WHERE scope = 'tenant/acme'", "tenantacme"),
+        (&*format!("UPDATE sandbox SET slot = 70000 WHERE name = '{}'", lost.name), &*lost.name),
+        (&*format!("UPDATE sandbox SET name = '../x' WHERE name = '{}'", guest.name), "../x"),
+    ] {
+        world.daemon().kill();
+        change(&world, damage);
+        let mut serve = world.host.bare_command("timeout");
+        serve.arg("20").arg(program()).args(["serve", "--config", &config(&world)]);
+        let ran = serve.output().expect("run it");
+        let ran = Ran::of(&ran);
+        assert!(ran.code > 0, "{damage}: {ran:?}");
+        assert!(ran.stderr.contains(row), "{damage}: {}", ran.stderr);
+        let remedy = ran.stderr.split('`').find(|word| word.starts_with("DELETE FROM"));
+        change(&world, remedy.expect("a remedy"));
+        world.daemon().start(&world.host);
+    }
+    let none = world.api("GET", "/v1/sandboxes", &[]).json;
+    assert_eq!(none, json!({ "sandboxes": [] }), "each was given up");
+    world.guest(&allow(&[&site])).reaches(&site);
+}
+
+/// Changes one row of the journal while no daemon has it.
+fn change(world: &World, statement: &str) {
+    let journal = Connection::open(world.dir().join("state/postern.db")).expect("the journal");
+    assert_eq!(journal.execute(statement, []).expect("changed"), 1, "{statement}");
 }
 
 fn config(world: &World) -> String {

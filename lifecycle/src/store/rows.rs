@@ -1,0 +1,86 @@
+//! Rows of the journal as they are read. A damaged one is a sandbox that has failed, or a policy that closes
+//! its scope; what does not say whose it is, is no row. Never guesses at what a damaged column meant.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use policy::{Policy, Revision, Slot};
+use rusqlite::Row;
+
+use crate::sandbox::Driver;
+use crate::state::State;
+use crate::store::{PolicyRow, Record};
+
+/// A row must say whose it is and in which slot. Where something else of it is damaged, nobody knows what
+/// runs there: it is taken for one that ran and of whose process nothing is known, with the reason.
+pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
+    let slot: u16 = row.get("slot")?;
+    let mut damage = None;
+    let record = Record {
+        name: parsed(row, "name")?,
+        tenant: parsed(row, "tenant")?,
+        slot: Slot::new(slot).ok_or_else(|| corrupt("slot", "out of range"))?,
+        incarnation: row.get("incarnation")?,
+        driver: intact("driver", parsed(row, "driver"), Driver::default(), &mut damage),
+        memory_mib: intact("memory_mib", row.get("memory_mib"), 0, &mut damage),
+        vcpus: intact("vcpus", row.get("vcpus"), 0, &mut damage),
+        state: intact("state", parsed(row, "state"), State::Running, &mut damage),
+        reason: intact("reason", row.get("reason"), None, &mut damage),
+        process: intact("process", read_process(row), None, &mut damage),
+        created: UNIX_EPOCH
+            + Duration::from_secs(intact("created", row.get("created"), 0, &mut damage)),
+    };
+    Ok(match damage {
+        None => record,
+        Some(column) => {
+            let reason = Some(format!("its row in the journal is damaged: column {column}"));
+            Record { state: State::Running, process: None, reason, ..record }
+        }
+    })
+}
+
+/// What was read of a column, or else something in its place, and the column is noted as damaged.
+fn intact<T>(
+    column: &'static str,
+    read: rusqlite::Result<T>,
+    instead: T,
+    damage: &mut Option<&'static str>,
+) -> T {
+    read.unwrap_or_else(|_| {
+        damage.get_or_insert(column);
+        instead
+    })
+}
+
+fn read_process(row: &Row<'_>) -> rusqlite::Result<Option<vmm::Process>> {
+    let text: Option<String> = row.get("process")?;
+    text.map(|text| serde_json::from_str(&text).map_err(|e| corrupt("process", e))).transpose()
+}
+
+pub(crate) fn read_policy(row: &Row<'_>) -> rusqlite::Result<PolicyRow> {
+    let bytes = |column| Ok::<_, rusqlite::Error>(row.get_ref(column)?.as_bytes()?);
+    // What is not even text is told from what cannot be asked for: only its own scope is closed by it.
+    let document = str::from_utf8(bytes("document")?).map_err(|problem| problem.to_string());
+    let policy =
+        document.and_then(|text| Policy::from_written(text).map_err(|problem| problem.to_string()));
+    let (id, scope) = (row.get("rowid")?, text(row, "scope")?);
+    Ok(PolicyRow { id, scope, policy, revision: Revision(row.get("revision")?) })
+}
+
+/// A column as text to show and to compare, whatever its bytes are.
+pub(crate) fn text(row: &Row<'_>, column: &str) -> rusqlite::Result<String> {
+    Ok(String::from_utf8_lossy(row.get_ref(column)?.as_bytes()?).into_owned())
+}
+
+/// A column that holds one word: a name, or the name of a variant.
+fn parsed<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: &str) -> rusqlite::Result<T> {
+    let text: String = row.get(column)?;
+    serde_json::from_value(serde_json::Value::String(text)).map_err(|e| corrupt(column, e))
+}
+
+fn corrupt(
+    column: &str,
+    problem: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> rusqlite::Error {
+    let problem = format!("column {column}: {}", problem.into());
+    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, problem.into())
+}
