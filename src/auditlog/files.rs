@@ -10,6 +10,7 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use fault::Point;
 use policy::trail::Owner;
@@ -52,12 +53,16 @@ struct Shelf {
     used: u64,
     /// Whether its newest file was closed before it was synced.
     unsynced: bool,
+    /// When it was last written to: by our clock, and until we write by that of the disk, which may be
+    /// another host's.
+    written: SystemTime,
 }
 
 impl Shelf {
     fn new() -> Self {
         let at = Position { file: 1, offset: 0 };
-        Self { closed: VecDeque::new(), at, current: None, used: 0, unsynced: false }
+        let closed = VecDeque::new();
+        Self { closed, at, current: None, used: 0, unsynced: false, written: UNIX_EPOCH }
     }
 
     /// Waits until the newest file is on the disk: what one descriptor wrote, another can sync.
@@ -97,7 +102,9 @@ impl Files {
         for (owner, numbers) in numbers(dir)? {
             let shelf = files.shelves.entry(owner.clone()).or_insert_with(Shelf::new);
             for number in numbers {
-                let size = fs::metadata(path(dir, &owner, number)).map_or(0, |found| found.len());
+                let found = fs::metadata(path(dir, &owner, number)).ok();
+                let size = found.as_ref().map_or(0, Metadata::len);
+                shelf.written = found.and_then(|it| it.modified().ok()).unwrap_or(UNIX_EPOCH);
                 files.held += size;
                 shelf.closed.push_back((number, size));
             }
@@ -127,12 +134,13 @@ impl Files {
         shelf.used = self.appends;
         let full = shelf.at.offset > 0 && shelf.at.offset.saturating_add(length) > size;
         // Somebody may have removed the file: what is written to it would be lost unseen.
-        let removed = |found: &Metadata| found.nlink() == 0;
-        // Readers go by when a file was last written: none has records from before and after that.
-        let set_back =
-            |found: &Metadata| found.modified().is_ok_and(|last| last > fault::wall_clock());
         let current = shelf.current.as_ref().and_then(|file| file.metadata().ok());
-        if full || current.is_some_and(|found| removed(&found) || set_back(&found)) {
+        let removed = current.is_some_and(|found| found.nlink() == 0);
+        // Readers go by when a file was last written: none has records from before and after a clock
+        // was set back.
+        let now = fault::wall_clock();
+        let set_back = shelf.at.offset > 0 && shelf.written > now;
+        if full || removed || set_back {
             shelf.sync(&self.dir, owner)?;
             shelf.turn();
             fault::at(Point::AuditRotated);
@@ -161,6 +169,7 @@ impl Files {
             return Err(error);
         }
         shelf.at.offset += length;
+        shelf.written = now;
         self.held += length;
         fault::at(Point::AuditAppended);
         Ok(shelf.at)
@@ -278,6 +287,8 @@ fn wide(length: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn everything(files: &Files, owner: &Owner) -> Vec<String> {
@@ -394,6 +405,36 @@ mod tests {
         assert_eq!(everything(&files, &None), ["two"]);
         fs::remove_dir_all(dir.path()).expect("removed");
         files.append(&None, b"three\n").expect_err("there is no folder");
+    }
+
+    #[test]
+    fn a_disk_whose_clock_is_ahead_has_one_file_begun_at_a_start_and_no_more() {
+        let dir = tempfile::tempdir().expect("folder");
+        let ahead = SystemTime::now() + Duration::from_secs(3600);
+        let mut written = Vec::new();
+        for start in 1..=2 {
+            let mut files = Files::open(dir.path(), 1000, 3000).expect("open");
+            for n in 0..20 {
+                written.push(format!("{start}-{n}"));
+                let end = files.append(&None, format!("{start}-{n}\n").as_bytes()).expect("append");
+                assert_eq!(end.file, start);
+                let file = File::options().append(true).open(path(dir.path(), &None, end.file));
+                file.and_then(|file| file.set_modified(ahead)).expect("as the disk has it");
+            }
+            assert_eq!(everything(&files, &None), written);
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_has_one_file_begun() {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut files = Files::open(dir.path(), 1000, 3000).expect("open");
+        files.append(&None, b"before\n").expect("append");
+        let ahead = SystemTime::now() + Duration::from_secs(3600);
+        files.shelves.get_mut(&None).expect("its files").written = ahead;
+        for _ in 0..3 {
+            assert_eq!(files.append(&None, b"after\n").expect("append").file, 2);
+        }
     }
 
     #[test]
