@@ -87,9 +87,7 @@ impl Keeper {
         for slot in shared.store.resting(shared.config.hold_down).await? {
             shared.slots.rest(slot, Instant::now());
         }
-        for slot in reconcile::sweep(&shared.router, &records).await? {
-            shared.slots.keep(slot);
-        }
+        reconcile::sweep(&shared.router, &shared.slots, &records).await?;
         fault::at(Point::OrphansSwept);
         let mut journeys = Vec::new();
         for mut record in records {

@@ -33,23 +33,25 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
     Machine::leftover(record.state)
 }
 
-/// Takes away the taps and fences of slots that no sandbox in the journal has; gives the slots of which
-/// something would not go.
-pub(crate) async fn sweep(router: &Router, records: &[Record]) -> Result<Vec<Slot>, Error> {
+/// Takes away the taps and fences of slots that no sandbox in the journal has. Such a slot rests, since
+/// nobody knows when its guest ended; one of which something would not go is kept from use.
+pub(crate) async fn sweep(router: &Router, slots: &Slots, records: &[Record]) -> Result<(), Error> {
     let present = router.present().await.map_err(|source| Error::Router {
         doing: "listing the taps and fences",
         source: Box::new(source),
     })?;
     let owned: BTreeSet<Slot> = records.iter().map(|record| record.slot).collect();
-    let mut stuck = Vec::new();
     for &slot in present.difference(&owned) {
         tracing::warn!(%slot, "tap or fence without a sandbox");
-        if let Err(error) = clear(router, slot).await {
-            tracing::error!(%slot, error = chain(&error), "slot kept from use");
-            stuck.push(slot);
+        match clear(router, slot).await {
+            Ok(()) => slots.rest(slot, Instant::now()),
+            Err(error) => {
+                tracing::error!(%slot, error = chain(&error), "slot kept from use");
+                slots.keep(slot);
+            }
         }
     }
-    Ok(stuck)
+    Ok(())
 }
 
 /// Tries again and again to take away what is left in the slots that are stuck, and gives those back of

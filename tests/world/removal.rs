@@ -5,10 +5,13 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
 
+use policy::Slot;
 use world::client::{self, PATIENT};
 use world::poll::eventually;
 use world::wire::Seen;
 use world::{World, allow};
+
+use crate::crash::taps;
 
 /// All there is in the guests' namespace and in the daemon's folders and descriptors.
 pub(crate) fn inventory(world: &World) -> BTreeSet<String> {
@@ -131,6 +134,24 @@ fn a_slot_rests_although_the_daemon_died() {
         (next.status != 503).then_some(next)
     });
     assert_eq!((next.status, &next.json["slot"]), (201, &removed.json["slot"]), "{}", next.text);
+}
+
+/// Promise 28. When its guest ended, nobody knows.
+#[test]
+fn a_slot_in_which_a_tap_of_nobody_was_found_rests() {
+    let world = World::with("[guests]\nsandboxes = 1\nslot_rest = \"5s\"\n");
+    world.daemon().kill();
+    let slot = Slot::new(1).expect("the only one");
+    drop(world.taps.run(|| vmm::tap::create(slot, None).expect("a tap nobody owns")));
+    world.daemon().start(&world.host);
+    assert_eq!(taps(&world), [""; 0], "control: it was found");
+    let early = world.create("next", "default", "");
+    assert_eq!(early.status, 503, "{}", early.text);
+    let next = eventually("the slot has rested", PATIENT, || {
+        let next = world.create("next", "default", "");
+        (next.status != 503).then_some(next)
+    });
+    assert_eq!((next.status, &next.json["slot"]), (201, &1.into()), "{}", next.text);
 }
 
 /// Promise 20. A name is free again, and the new sandbox is another one.
