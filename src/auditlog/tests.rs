@@ -95,6 +95,33 @@ async fn a_follower_sees_the_past_and_the_present_without_gap_or_repeat() {
     log.close();
 }
 
+/// Promise 22.
+#[tokio::test]
+async fn a_follower_that_was_too_slow_is_told_so_and_nothing_of_how_busy_others_are() {
+    let dir = tempfile::tempdir().expect("folder");
+    let (log, trail) = opened(dir.path(), 1024);
+    let of = |tenant: &str| AuditRecord { tenant: tenant.parse().ok(), ..record("one", None) };
+    let filter = || Filter { tenant: "quiet".parse().ok(), ..Filter::default() };
+    let mut follow = log.follow(operator(&log), filter(), 0).await.expect("follow");
+    let mut others = log.follow(operator(&log), Filter::default(), 0).await.expect("follow");
+    for _ in 0..=BEHIND / 256 {
+        (0..256).for_each(|_| trail.record(of("loud")));
+        for _ in 0..256 {
+            others.next().await.expect("it is written");
+        }
+    }
+    trail.record(of("quiet"));
+    let mut told = async || -> AuditRecord {
+        let line = tokio::time::timeout(Duration::from_secs(5), follow.next()).await;
+        serde_json::from_str(&line.expect("in time").expect("a line")).expect("record")
+    };
+    let gap = told().await;
+    assert_eq!((gap.kind, gap.count, gap.tenant), (Kind::Gap, None, None));
+    assert!(gap.detail.is_some_and(|said| said.contains("too slow")));
+    assert_eq!(told().await.tenant, "quiet".parse().ok(), "control: and goes on");
+    log.close();
+}
+
 #[tokio::test]
 async fn a_question_whose_asker_has_left_keeps_its_turn_until_it_is_read() {
     let dir = tempfile::tempdir().expect("folder");
