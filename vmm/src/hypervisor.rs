@@ -123,6 +123,18 @@ impl Process {
         self.run_dir.join("console.log")
     }
 
+    /// The log of what the hypervisor itself said; the part before it is in `qemu.log.1`.
+    #[must_use]
+    pub fn words_log(&self) -> PathBuf {
+        self.run_dir.join("qemu.log")
+    }
+
+    /// The pipe in which it says it: a file would grow as much as a guest can have it complain.
+    #[must_use]
+    pub fn words_fifo(&self) -> PathBuf {
+        self.run_dir.join("qemu.fifo")
+    }
+
     /// The last lines on the guest's console, or those from a kernel's panic on: at most a few hundred
     /// characters, fit to be shown; empty when there are none.
     #[must_use]

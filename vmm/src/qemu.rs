@@ -133,7 +133,7 @@ impl Hypervisor for Qemu {
     async fn start(&self, machine: &Machine, tap: OwnedFd) -> Result<Process, Error> {
         let mut process = Process::new(DriverName::Qemu, machine, None);
         let run = self.run(machine, tap, &process).await;
-        let host = run.inspect_err(|_| remove_sockets(&process))?;
+        let host = run.inspect_err(|_| remove_channels(&process))?;
         tracing::info!(sandbox = %machine.name, pid = host.pid, "microVM started");
         process.host = Some(host);
         console::follow(&process);
@@ -170,7 +170,7 @@ impl Hypervisor for Qemu {
             fault::at(Point::QemuKilled);
         }
         cgroup::remove(&host.groups);
-        remove_sockets(process);
+        remove_channels(process);
         Ok(())
     }
 }
@@ -221,9 +221,10 @@ fn listen(path: &Path) -> Result<OwnedFd, Error> {
     make().map_err(|source| file("listen on", path, source))
 }
 
-fn remove_sockets(process: &Process) {
+fn remove_channels(process: &Process) {
     remove_file(&process.control_socket());
     remove_file(&process.console_socket());
+    remove_file(&process.words_fifo());
 }
 
 fn remove_file(path: &Path) {

@@ -286,6 +286,33 @@ async fn a_debian_guest_boots_runs_commands_and_powers_off() {
 }
 
 /// Promise 25.
+/// Whatever a guest makes QEMU complain about, however often.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_qemu_says_is_kept_and_fills_no_more_than_two_small_files() {
+    let (world, qemu) = (World::new(), qemu().with_grace(Duration::ZERO));
+    let process = world.start(&qemu, &world.machine("vmm-words")).await.expect("started");
+    let pid = process.host.as_ref().expect("a process").pid;
+    let stderr = fs::OpenOptions::new().append(true).open(format!("/proc/{pid}/fd/2"));
+    let mut stderr = stderr.expect("its own");
+    let complaint = [b'!'; 4096];
+    for _ in 0..4096 {
+        stderr.write_all(&complaint).expect("taken");
+    }
+    stderr.write_all(b"the end").expect("taken");
+    let log = process.run_dir.join("qemu.log");
+    let deadline = Instant::now() + BOOT;
+    while !fs::read(&log).unwrap_or_default().ends_with(b"the end") {
+        assert!(Instant::now() < deadline, "the newest words are kept");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let files = fs::read_dir(&process.run_dir).expect("listed");
+    let sizes = files.map(|file| file.expect("there").metadata().expect("known").len());
+    let all: u64 = sizes.sum();
+    assert!(all < 4 << 20, "{all}");
+    qemu.stop(&process).await.expect("stopped");
+    assert_nothing_is_left(&world, &process);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn its_process_owns_nothing_but_what_it_was_given() {
     let (world, qemu) = (World::new(), qemu().with_grace(Duration::ZERO));
@@ -305,8 +332,8 @@ async fn its_process_owns_nothing_but_what_it_was_given() {
         assert_eq!(field(set), "0000000000000000", "{set}");
     }
     assert_eq!((field("NoNewPrivs").as_str(), field("Seccomp").as_str()), ("1", "2"));
-    let (own, log) = (image(), process.run_dir.join("qemu.log"));
-    let given = [machine.kernel, machine.initrd, machine.base, machine.disk, log, own];
+    let (own, words) = (image(), process.words_fifo());
+    let given = [machine.kernel, machine.initrd, machine.base, machine.disk, words, own];
     let mut given: BTreeSet<PathBuf> =
         given.iter().map(|path| fs::canonicalize(path).expect("there")).collect();
     given.extend(["/dev/null".into(), "/dev/net/tun".into()]);

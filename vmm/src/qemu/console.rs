@@ -1,33 +1,40 @@
-//! The guest's console, from its socket into a log that cannot grow without bound.
+//! The guest's console and QEMU's own words, into logs that cannot grow without bound: a guest can have
+//! much said in either.
 //!
-//! While no daemon reads, QEMU drops what the guest writes; the guest is never blocked by its log.
+//! While no daemon reads, QEMU drops what it would write; the guest is never blocked by its logs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
 
 use crate::hypervisor::Process;
 
-/// Bytes of `console.log`, and of the `console.log.1` before it.
+/// Bytes of a log, and of the one before it, with `.1` behind its name.
 const LIMIT: u64 = 512 * 1024;
 
 /// Copies in the background until the process ends or another reader takes over.
 pub(super) fn follow(process: &Process) {
-    let (socket, log) = (process.console_socket(), process.console_log());
+    let (socket, console) = (process.console_socket(), process.console_log());
+    let (fifo, words) = (process.words_fifo(), process.words_log());
     let name = process.name.clone();
     tokio::spawn(async move {
-        if let Err(error) = copy(&socket, log).await {
-            tracing::warn!(sandbox = %name, %error, "console no longer read");
+        let console = async { copy(UnixStream::connect(socket).await?, console).await };
+        let words = async { copy(pipe::OpenOptions::new().open_receiver(fifo)?, words).await };
+        let (console, words) = tokio::join!(console, words);
+        for (what, ended) in [("console", console), ("words", words)] {
+            if let Err(error) = ended {
+                tracing::warn!(sandbox = %name, what, %error, "no longer read");
+            }
         }
     });
 }
 
-async fn copy(socket: &Path, log: PathBuf) -> io::Result<()> {
-    let mut stream = UnixStream::connect(socket).await?;
+async fn copy(mut stream: impl AsyncRead + Unpin, log: PathBuf) -> io::Result<()> {
     let mut log = Log::open(log)?;
     let mut portion = vec![0; 4096];
     loop {

@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -14,13 +15,16 @@ use std::time::Duration;
 
 use command_fds::{CommandFdExt, FdMapping};
 use fault::Point;
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::error::{Error, said};
 use crate::hypervisor::{DriverName, HostProcess, Machine, Process};
 use crate::qemu::accel::Accel;
-use crate::qemu::{command, control, file};
+use crate::qemu::{command, control, file, remove_file};
 
 /// How long QEMU may take to make its machine on a busy host.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -71,18 +75,18 @@ pub(super) async fn launch(
 ) -> Result<HostProcess, Error> {
     let program = || argv.first().map_or_else(String::new, |it| it.to_string_lossy().into_owned());
     let failed = |source| Error::Program { program: program(), source };
-    let log = machine.run_dir.join("qemu.log");
+    let process = Process::new(DriverName::Qemu, machine, None);
+    let words = fifo(&process.words_fifo())?;
     let mut child = {
         let mut command = Command::new("bash");
         command.args(["-c", STEP_DOWN, "bash", &file_limit(&machine.base)?.to_string()]);
         command.args(groups).arg("--").args(ALONE).args(user(machine.uid, accel)).args(&argv);
-        let log = create(&log)?;
         command
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .stdin(Stdio::null())
-            .stdout(log.try_clone().map_err(failed)?)
-            .stderr(log)
+            .stdout(words.try_clone().map_err(failed)?)
+            .stderr(words.try_clone().map_err(failed)?)
             .fd_mappings(mappings(given))
             .map_err(|collision| failed(std::io::Error::other(collision)))?;
         // The command holds our copies of what is given: it must not outlive this block.
@@ -90,7 +94,7 @@ pub(super) async fn launch(
     };
     let started = child.id().and_then(|pid| HostProcess::identify(pid, groups.to_vec()));
     fault::at(Point::QemuSpawned);
-    let socket = control_socket(machine);
+    let socket = process.control_socket();
     let ready = tokio::select! {
         ready = timeout(LIMIT, control::ready(&socket)) => Some(ready),
         _ended = child.wait() => None,
@@ -107,8 +111,7 @@ pub(super) async fn launch(
         }
         _ => {
             end(child).await;
-            let words = fs::read(&log).unwrap_or_default();
-            Err(Error::Failed { program: program(), said: said(None, &words) })
+            Err(Error::Failed { program: program(), said: said(None, &read(words)) })
         }
     }
 }
@@ -127,10 +130,6 @@ async fn end(mut child: Child) {
     if let Err(error) = child.kill().await {
         tracing::warn!(%error, "failed process not killed");
     }
-}
-
-fn control_socket(machine: &Machine) -> PathBuf {
-    Process::new(DriverName::Qemu, machine, None).control_socket()
 }
 
 /// Everything a superuser has is given up; a KVM guest keeps the group that may open `/dev/kvm`.
@@ -166,8 +165,20 @@ fn file_limit(base: &Path) -> Result<u64, Error> {
     Ok((size + size / 64 + SLACK) / 1024)
 }
 
-fn create(log: &Path) -> Result<File, Error> {
+/// A pipe whose both ends are the process's, so that it stays when the daemon ends. It never blocks:
+/// what does not fit is dropped.
+fn fifo(path: &Path) -> Result<File, Error> {
+    remove_file(path);
+    let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+    mkfifo(path, mode).map_err(|source| file("make", path, source.into()))?;
     let mut options = OpenOptions::new();
-    options.create(true).write(true).truncate(true).mode(0o600);
-    options.open(log).map_err(|source| file("write", log, source))
+    options.read(true).write(true).custom_flags(OFlag::O_NONBLOCK.bits());
+    options.open(path).map_err(|source| file("open", path, source))
+}
+
+/// What is in a pipe: all there is before a read would have to wait.
+fn read(mut pipe: File) -> Vec<u8> {
+    let mut words = Vec::new();
+    let _would_wait = pipe.read_to_end(&mut words);
+    words
 }
