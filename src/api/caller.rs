@@ -43,6 +43,8 @@ pub(crate) struct Caller {
 
 /// Policy writes of a tenant at once: one under way, and one that waits for it.
 const WRITES: usize = 2;
+/// Policies of a tenant's new sandboxes that are read at once. Others wait: many are often made together.
+const BIRTHS: usize = 1;
 
 /// What is needed to tell callers over TCP.
 #[derive(Debug)]
@@ -54,6 +56,8 @@ pub(crate) struct Door {
     most: usize,
     /// Places among the policy writes of a tenant, the same way. The operator has no need of one.
     writes: HashMap<TenantName, Arc<Semaphore>>,
+    /// Turns among the policies of its new sandboxes.
+    births: HashMap<TenantName, Arc<Semaphore>>,
 }
 
 impl Caller {
@@ -102,12 +106,15 @@ impl Door {
         let api = &config.api;
         let whose = api.token.iter().map(|token| String::from(token.tenant.clone()));
         let places = whose.map(|whose| (whose, Arc::new(Semaphore::new(most)))).collect();
-        let bound = api.token.iter().filter_map(|token| match &token.tenant {
-            Reach::Tenant(tenant) => Some((tenant.clone(), Arc::new(Semaphore::new(WRITES)))),
-            Reach::All => None,
-        });
-        let writes = bound.collect();
-        Self { tokens: api.token.clone(), hosts: api.hosts.clone(), places, most, writes }
+        let each_tenant = |most| {
+            let tenants = api.token.iter().filter_map(|token| match &token.tenant {
+                Reach::Tenant(tenant) => Some(tenant.clone()),
+                Reach::All => None,
+            });
+            tenants.map(|tenant| (tenant, Arc::new(Semaphore::new(most)))).collect()
+        };
+        let (writes, births) = (each_tenant(WRITES), each_tenant(BIRTHS));
+        Self { tokens: api.token.clone(), hosts: api.hosts.clone(), places, most, writes, births }
     }
 
     /// Takes a place among the policy writes of the caller's tenant; the operator needs none.
@@ -122,6 +129,13 @@ impl Door {
             Problem::new(Kind::Busy, problem)
                 .fix("wait for an answer, or put the rules of several writes into one")
         })
+    }
+
+    /// Waits for a turn to have the policy of a new sandbox read; the operator needs none.
+    pub(crate) async fn turn_to_make(&self, caller: &Caller) -> Option<OwnedSemaphorePermit> {
+        let turns = caller.tenant().and_then(|tenant| self.births.get(tenant))?;
+        // Nobody closes it.
+        Arc::clone(turns).acquire_owned().await.ok()
     }
 
     /// Counts a connection among those of its caller's tenant.

@@ -16,7 +16,7 @@ use policy::{Policy, PolicyMode};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::api::body::{Named, aside};
 use crate::api::caller::Caller;
@@ -67,11 +67,11 @@ pub(crate) async fn create(
         Some((key, value)) => body::flag(key, value)?,
         None => false,
     };
-    let spec = api.spec(&caller, wanted).await?;
+    let (spec, turn) = api.spec(&caller, wanted).await?;
     let (actor, name) = (caller.actor(), spec.name.clone());
     let notes = api.notes(&spec);
     if !told_of_steps {
-        let made = api.0.keeper.create(spec, &actor, |_| {}).await;
+        let made = api.0.keeper.create(spec, &actor, turn, |_| {}).await;
         let made = made.map_err(|error| caller.told(error))?;
         let made = Sandbox { notes, ..api.shown(&made) };
         return Ok((StatusCode::CREATED, Answer(made)).into_response());
@@ -83,7 +83,7 @@ pub(crate) async fn create(
             // A reader that is behind or gone misses a step; the work goes on.
             let _ = steps.try_send(Step::Progress(Progress { doing, at_ms: step.at_ms }));
         };
-        let end = match api.0.keeper.create(spec, &actor, progress).await {
+        let end = match api.0.keeper.create(spec, &actor, turn, progress).await {
             Ok(made) => Step::Sandbox(Box::new(Sandbox { notes, ..api.shown(&made) })),
             Err(error) => Step::Error(caller.told(error)),
         };
@@ -213,7 +213,13 @@ where
 }
 
 impl Api {
-    async fn spec(&self, caller: &Caller, wanted: Create) -> Result<CreateSpec, Problem> {
+    /// What is asked for, checked, and its turn among its tenant's new sandboxes, which lasts until its
+    /// policy is ready to judge.
+    async fn spec(
+        &self,
+        caller: &Caller,
+        wanted: Create,
+    ) -> Result<(CreateSpec, Option<OwnedSemaphorePermit>), Problem> {
         let own = caller.tenant();
         let tenant = match wanted.tenant.or_else(|| own.cloned()) {
             Some(tenant) => tenant,
@@ -224,19 +230,25 @@ impl Api {
                 .fix("leave it out")
                 .of(Kind::Forbidden));
         }
+        self.0.keeper.check_room(&wanted.name, &tenant)?;
         let memory = wanted.memory.unwrap_or(self.0.defaults.memory);
-        let policy = match wanted.policy {
+        let (policy, turn) = match wanted.policy {
             Some(policy) => {
-                aside(move || Policy::from_json(policy.get())).await?.map_err(|refused| {
+                let turn = self.0.door.turn_to_make(caller).await;
+                // It goes along, since reading goes on when the caller goes away.
+                let read = aside(move || (Policy::from_json(policy.get()), turn));
+                let (read, turn) = read.await?;
+                let read = read.map_err(|refused| {
                     let problem = Problem::from(refused);
                     let field = problem.field.as_deref().filter(|field| !field.is_empty());
                     let field = field.map_or("policy".into(), |field| format!("policy.{field}"));
                     Problem { field: Some(field.into()), line: None, ..problem }
-                })?
+                })?;
+                (read, turn)
             }
-            None => Policy::default(),
+            None => (Policy::default(), None),
         };
-        Ok(CreateSpec {
+        let spec = CreateSpec {
             name: wanted.name,
             tenant,
             driver: match wanted.driver {
@@ -246,7 +258,8 @@ impl Api {
             memory_mib: mebibytes(memory)?,
             vcpus: wanted.vcpus.unwrap_or(self.0.defaults.vcpus),
             policy,
-        })
+        };
+        Ok((spec, turn))
     }
 
     /// What whoever makes it may not expect of its policy.

@@ -11,11 +11,16 @@ use world::{World, allow, client};
 const PORT: u16 = 7777;
 
 pub(crate) fn world_with_tokens() -> World {
+    world_with_tokens_and("")
+}
+
+pub(crate) fn world_with_tokens_and(more: &str) -> World {
     let tokens = ["a", "b"].map(|tenant| {
         let digest = sum(format!("secret-{tenant}").as_bytes());
         format!("{{ name = \"{tenant}\", tenant = \"{tenant}\", sha256 = \"{digest}\" }}")
     });
-    World::with(&format!("[api]\nlisten = \"{HOST}:{PORT}\"\ntoken = [{}]\n", tokens.join(", ")))
+    let tokens = tokens.join(", ");
+    World::with(&format!("[api]\nlisten = \"{HOST}:{PORT}\"\ntoken = [{tokens}]\n{more}"))
 }
 
 pub(crate) fn ask(world: &World, token: &str, method: &str, path: &str, more: &[&str]) -> Answer {

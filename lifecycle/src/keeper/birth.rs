@@ -3,7 +3,9 @@
 
 use std::panic::AssertUnwindSafe;
 
+use fault::Point;
 use futures_util::FutureExt;
+use policy::{SandboxName, TenantName};
 use tokio::time::Instant;
 
 use crate::driver::Handle;
@@ -17,18 +19,34 @@ use crate::store::Record;
 use crate::threads::{aside, locked};
 
 impl Keeper {
-    /// Makes a sandbox and waits until its guest answers. On an error nothing of it is left.
+    /// Refuses a sandbox whose name is taken, or whose tenant has as many as one may have: as things are
+    /// now, so that nobody's policy is read for nothing.
+    pub fn check_room(&self, name: &SandboxName, tenant: &TenantName) -> Result<(), Error> {
+        if self.handle(name).is_ok() {
+            return Err(Error::Exists(name.clone()));
+        }
+        let limit = self.0.config.tenant_slots;
+        let theirs = |handle: &&Handle| handle.record.tenant == *tenant;
+        if locked(&self.0.handles).values().filter(theirs).count() >= usize::from(limit) {
+            return Err(Error::Quota { tenant: tenant.clone(), limit });
+        }
+        Ok(())
+    }
+
+    /// Makes a sandbox and waits until its guest answers. On an error nothing of it is left. The turn
+    /// is given back once the policy is ready to judge, whatever became of the caller.
     pub async fn create(
         &self,
         spec: CreateSpec,
         actor: &Actor,
+        turn: impl Send + 'static,
         progress: impl FnMut(Progress),
     ) -> Result<Sandbox, Error> {
         spec.check()?;
         policies::check(&spec.policy, &Scope::Sandbox(spec.name.clone()))?;
         self.0.hypervisors.check(spec.driver)?;
         let (keeper, actor) = (self.clone(), actor.clone());
-        let mut handle = self.whole(async move { keeper.bear(spec, &actor).await }).await?;
+        let mut handle = self.whole(async move { keeper.bear(spec, &actor, turn).await }).await?;
         let seen = handle.rest(progress).await;
         match seen.error {
             Some(error) if seen.state != State::Running => Err(Error::Shared(error)),
@@ -38,26 +56,26 @@ impl Keeper {
     }
 
     /// Journals a sandbox and starts its driver.
-    async fn bear(&self, spec: CreateSpec, actor: &Actor) -> Result<Handle, Error> {
+    async fn bear(
+        &self,
+        spec: CreateSpec,
+        actor: &Actor,
+        turn: impl Send + 'static,
+    ) -> Result<Handle, Error> {
         let shared = &self.0;
         let (policy, scope) = (spec.policy, Scope::Sandbox(spec.name.clone()));
         let prepared = aside(move || {
-            let document = policy.to_json().to_string();
-            (document, Written::new(policy, &scope))
+            let prepared = (policy.to_json().to_string(), Written::new(policy, &scope));
+            fault::at(Point::PolicyCompiled);
+            drop(turn);
+            prepared
         });
         let (document, written) = prepared.await?;
         let birth = shared.births.lock().await;
-        if self.handle(&spec.name).is_ok() {
-            return Err(Error::Exists(spec.name));
-        }
-        let limit = shared.config.tenant_slots;
-        let theirs = |handle: &&Handle| handle.record.tenant == spec.tenant;
-        if locked(&shared.handles).values().filter(theirs).count() >= usize::from(limit) {
-            return Err(Error::Quota { tenant: spec.tenant, limit });
-        }
+        self.check_room(&spec.name, &spec.tenant)?;
         let slots = &shared.slots;
         // Where one tenant may have all there is, it may have all of that rest, too.
-        let shares = usize::from(limit) < slots.count();
+        let shares = usize::from(shared.config.tenant_slots) < slots.count();
         if shares && !slots.leaves_some(&spec.tenant, Instant::now()) {
             return Err(Error::Resting(spec.tenant));
         }
