@@ -176,7 +176,7 @@ pub(crate) fn publish(names: &[(&str, &str)], versions: &[(String, String)]) {
         "# Benchmarks\n\n\
          Written by `make bench`; one of them alone: `make bench-<name>`. Ours and the peers run in one run, in turns, on the same work in the\n\
          same kind of network namespaces, and each figure is the median of the rounds. `ratio` is ours divided by the best peer, and it is the claim;\n\
-         absolute figures describe one machine at one time. A goal was set before it was measured; where it is not met, `NO` says so.\n\n\
+         absolute figures describe one machine at one time. The goals are the design's, but for two that decision 17 gives reasons for; where one is not met, `NO` says so.\n\n\
          ## Versions and machine\n\n",
     );
     for (what, version) in versions {
