@@ -1,8 +1,8 @@
 //! Looks whether the fence still stands as it was put up, and puts it up again where it does not.
 //!
 //! Whoever else edits rules in the guests' namespace moves a number that is looked at now and then;
-//! only when it moved is anything read back: a change of ours is, when it is made. A slot whose fence is not as it was is shut until it
-//! is. Never lets a slot speak whose fence was not read back.
+//! only when it moved is anything read back: a change of ours is, when it is made. A slot whose fence
+//! is not as it was is shut until it is. Never lets a slot speak whose fence was not read back.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -254,6 +254,7 @@ impl Keeper {
                         let Record { slot, tenant, .. } = &gone.record;
                         shared.slots.give_back(*slot, Some(tenant), Instant::now());
                     }
+                    // A sandbox whose process may be there is not gone; its slot would be kept like this.
                     Left::Network | Left::Process => shared.slots.keep(gone.record.slot),
                 }
                 gone.publish(None);

@@ -147,7 +147,8 @@ fn tempdir_beside(path: &Path) -> io::Result<std::path::PathBuf> {
     Ok(dir)
 }
 
-/// Serves at most `most` connections a listener until `stop` is cancelled and what was open then has ended, or five seconds passed.
+/// Serves at most `most` connections a listener until `stop` is cancelled and what was open then has
+/// ended, or five seconds passed.
 pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: CancellationToken) {
     let connections = TaskTracker::new();
     let doors = TaskTracker::new();
