@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use lifecycle::Keeper;
+use lifecycle::{Found, Keeper};
 use policy::{SandboxName, TenantName};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -100,16 +100,17 @@ impl Api {
         self.0.relays.wait().await;
     }
 
-    /// The sandbox of this name, if the caller may see it; one of another tenant does not exist.
-    fn sandbox(&self, caller: &caller::Caller, name: &str) -> Result<lifecycle::Sandbox, Problem> {
+    /// The sandbox of this name, if the caller may see it; one of another tenant does not exist. Whatever
+    /// is done is done to this one: the name may be somebody else's a moment later.
+    fn sandbox(&self, caller: &caller::Caller, name: &str) -> Result<Found, Problem> {
         let absent = || {
             Problem::new(Kind::NotFound, "is no sandbox of this node")
                 .given(name)
                 .fix("`postern ls` lists those there are")
         };
         let name: SandboxName = label("name", name)?;
-        let found = self.0.keeper.show(&name).map_err(|_| absent())?;
-        if caller.sees(&found.tenant) { Ok(found) } else { Err(absent()) }
+        let found = self.0.keeper.find(&name).map_err(|_| absent())?;
+        if caller.sees(found.tenant()) { Ok(found) } else { Err(absent()) }
     }
 }
 

@@ -1,9 +1,11 @@
 //! The verbs of the room: create, show, list, remove, exec; those of policies are in `writes`.
 //!
-//! Every verb checks its input whole before anything happens. A journey that a caller began goes on
-//! when the caller goes away.
+//! Every verb checks its input whole before anything happens, and is about the sandbox that was found,
+//! never about whoever has its name by then. A journey that a caller began goes on when the caller goes
+//! away.
 
 mod birth;
+mod found;
 mod writes;
 
 use std::collections::BTreeMap;
@@ -30,6 +32,8 @@ use crate::slots::Slots;
 use crate::state::State;
 use crate::store::{Record, Store};
 use crate::threads::{joined, locked};
+
+pub use found::{Found, Holder};
 
 /// The room. Clones are the same.
 #[derive(Clone, Debug)]
@@ -111,9 +115,15 @@ impl Keeper {
         joined(self.0.drivers.spawn(act)).await.flatten()
     }
 
-    /// One sandbox.
-    pub fn show(&self, name: &SandboxName) -> Result<Sandbox, Error> {
-        Ok(self.view(&self.handle(name)?))
+    /// The sandbox of this name.
+    pub fn find(&self, name: &SandboxName) -> Result<Found, Error> {
+        self.handle(name).map(Found::new)
+    }
+
+    /// One sandbox as it is now.
+    #[must_use]
+    pub fn show(&self, found: &Found) -> Sandbox {
+        self.view(found.handle())
     }
 
     /// All sandboxes by name, or a tenant's.
@@ -129,8 +139,8 @@ impl Keeper {
 
     /// Removes a sandbox and waits until nothing of it is left, or until only the journal, which
     /// cannot be written, still has it. Removing one that is being removed waits for the same end.
-    pub async fn remove(&self, name: &SandboxName, actor: &Actor) -> Result<(), Error> {
-        let mut handle = self.handle(name)?;
+    pub async fn remove(&self, found: &Found, actor: &Actor) -> Result<(), Error> {
+        let mut handle = found.handle().clone();
         let detail = "sandbox remove".to_owned();
         self.0.trail.record(self.control(&handle.record, actor, detail));
         // A full queue holds the same wish already.
@@ -155,15 +165,18 @@ impl Keeper {
     /// both directions carry the agent's frames from here on.
     pub async fn exec(
         &self,
-        name: &SandboxName,
+        found: &Found,
         exec: &agent::Exec,
         actor: &Actor,
     ) -> Result<GuestStream, Error> {
-        let handle = self.handle(name)?;
+        let handle = found.handle();
         let state = handle.published.borrow().state;
+        if state == State::Gone {
+            return Err(Error::NotFound(found.name().to_string()));
+        }
         if state != State::Running {
             return Err(Error::WrongState {
-                name: name.clone(),
+                name: found.name().clone(),
                 state: state.as_str(),
                 problem: "a command needs a running guest".to_owned(),
             });

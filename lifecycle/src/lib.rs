@@ -24,7 +24,7 @@ mod error;
 
 pub use config::Config;
 pub use error::{Error, Field};
-pub use keeper::Keeper;
+pub use keeper::{Found, Holder, Keeper};
 pub use policies::{PolicyChange, Scope, notes};
 pub use sandbox::{Actor, CreateSpec, Driver, Progress, Sandbox};
 pub use state::State;

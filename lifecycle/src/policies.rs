@@ -125,7 +125,7 @@ impl Held {
         Self { revision, written: Err(problem.into()) }
     }
 
-    fn policy(&self, scope: &Scope) -> Result<Arc<Policy>, Error> {
+    pub(crate) fn policy(&self, scope: &Scope) -> Result<Arc<Policy>, Error> {
         match &self.written {
             Ok(written) => Ok(Arc::clone(&written.policy)),
             Err(problem) => {
@@ -229,14 +229,6 @@ impl Policies {
             held.entry(scope.clone()).or_insert_with(lost);
         }
         Ok(Self { store, held: Mutex::new(held), turns: Mutex::default() })
-    }
-
-    /// The policy of a scope and its revision; an empty one at revision 0 where none was written.
-    pub(crate) fn show(&self, scope: &Scope) -> Result<(Arc<Policy>, Revision), Error> {
-        match self.in_force().of(scope) {
-            Some(held) => Ok((held.policy(scope)?, held.revision)),
-            None => Ok((Arc::default(), Revision::default())),
-        }
     }
 
     /// Waits until no other write of this tenant, or else of the platform, is under way.

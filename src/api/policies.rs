@@ -7,7 +7,7 @@ use axum::Json as Answer;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use lifecycle::{PolicyChange, Scope};
+use lifecycle::{Holder, PolicyChange};
 use policy::document::Rule;
 use policy::{Policy, PolicyMode, Revision};
 use serde_json::value::RawValue;
@@ -33,7 +33,7 @@ pub(crate) async fn of_sandbox(
     Named(name): Named,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    api.document(&Whose::Sandbox(name).scope(&api, &caller)?, &headers).await
+    api.document(&Whose::Sandbox(name).holder(&api, &caller)?, &headers).await
 }
 
 /// Replaces a sandbox's own policy. Answers once it is in force and open flows were judged by it.
@@ -122,7 +122,7 @@ pub(crate) async fn explain(
     Json(asked): Json<Question>,
 ) -> Result<Answer<Explained>, Problem> {
     let found = api.sandbox(&caller, &name)?;
-    let in_force = api.0.keeper.in_force(&found.name)?;
+    let in_force = api.0.keeper.in_force(&found);
     question::explained(&in_force, api.0.router.own(), &asked).map(Answer)
 }
 
@@ -141,7 +141,7 @@ pub(crate) async fn of_tenant(
     Named(tenant): Named,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    api.document(&Whose::Tenant(tenant).scope(&api, &caller)?, &headers).await
+    api.document(&Whose::Tenant(tenant).holder(&api, &caller)?, &headers).await
 }
 
 /// Replaces a tenant's policy.
@@ -229,7 +229,7 @@ pub(crate) async fn of_platform(
     if caller.tenant().is_some() {
         return Err(not_for_tokens());
     }
-    api.document(&Scope::Platform, &headers).await
+    api.document(&Holder::Platform, &headers).await
 }
 
 /// Replaces the platform's policy. Only over the unix socket.
@@ -287,25 +287,25 @@ enum Wanted {
 }
 
 impl Whose {
-    /// The scope, if the caller may write it.
-    fn scope(&self, api: &Api, caller: &Caller) -> Result<Scope, Problem> {
+    /// Who that is, if the caller may write its policy.
+    fn holder(&self, api: &Api, caller: &Caller) -> Result<Holder, Problem> {
         match self {
-            Self::Sandbox(name) => Ok(Scope::Sandbox(api.sandbox(caller, name)?.name)),
+            Self::Sandbox(name) => api.sandbox(caller, name).map(Holder::Sandbox),
             Self::Tenant(name) => {
                 let tenant = crate::api::tenant(name)?;
                 let unseen = || Problem::new(Kind::NotFound, "no such tenant").given(name);
-                caller.sees(&tenant).then_some(Scope::Tenant(tenant)).ok_or_else(unseen)
+                caller.sees(&tenant).then_some(Holder::Tenant(tenant)).ok_or_else(unseen)
             }
             Self::Platform => {
-                caller.is_local().then_some(Scope::Platform).ok_or_else(not_for_tokens)
+                caller.is_local().then_some(Holder::Platform).ok_or_else(not_for_tokens)
             }
         }
     }
 }
 
 impl Api {
-    async fn document(&self, scope: &Scope, headers: &HeaderMap) -> Result<Response, Problem> {
-        let (policy, revision) = self.0.keeper.policy(scope)?;
+    async fn document(&self, of: &Holder, headers: &HeaderMap) -> Result<Response, Problem> {
+        let (policy, revision) = self.0.keeper.policy(of)?;
         let tag = [(header::ETAG, format!("\"{revision}\""))];
         let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
         if accept.is_some_and(|accept| accept.contains("toml")) {
@@ -344,24 +344,24 @@ impl Api {
     ) -> Result<PolicyChange, Problem> {
         let (keeper, actor) = (&self.0.keeper, caller.actor());
         // Whose it is comes last: while a document is read, a name may become somebody else's.
-        let scope = || whose.scope(self, caller);
+        let holder = || whose.holder(self, caller);
         let told = |error| caller.told(error);
         match wanted {
             Wanted::Whole(document) => {
                 let (policy, document) = aside(move || (document.policy(), document)).await?;
-                let set = keeper.set_policy(&scope()?, policy?, expected, &actor).await;
+                let set = keeper.set_policy(&holder()?, policy?, expected, &actor).await;
                 set.map_err(|error| document.located(told(error)))
             }
             Wanted::Rule(rule) => {
                 let rule = aside(move || read_rule(&rule)).await??;
-                keeper.add_rule(&scope()?, rule, expected, &actor).await.map_err(told)
+                keeper.add_rule(&holder()?, rule, expected, &actor).await.map_err(told)
             }
             Wanted::Mode(mode) => {
                 let mode = match mode {
                     Mode::Enforce => PolicyMode::Enforce,
                     Mode::Observe => PolicyMode::Observe,
                 };
-                keeper.set_mode(&scope()?, mode, expected, &actor).await.map_err(told)
+                keeper.set_mode(&holder()?, mode, expected, &actor).await.map_err(told)
             }
         }
     }

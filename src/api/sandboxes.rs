@@ -107,7 +107,8 @@ pub(crate) async fn show(
     caller: Caller,
     Named(name): Named,
 ) -> Result<Answer<Sandbox>, Problem> {
-    Ok(Answer(api.shown(&api.sandbox(&caller, &name)?)))
+    let found = api.sandbox(&caller, &name)?;
+    Ok(Answer(api.shown(&api.0.keeper.show(&found))))
 }
 
 /// Removes a sandbox; answers once nothing of it is left.
@@ -125,7 +126,7 @@ pub(crate) async fn remove(
     Named(name): Named,
 ) -> Result<StatusCode, Problem> {
     let found = api.sandbox(&caller, &name)?;
-    let removed = api.0.keeper.remove(&found.name, &caller.actor()).await;
+    let removed = api.0.keeper.remove(&found, &caller.actor()).await;
     removed.map_err(|error| caller.told(error))?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -163,15 +164,15 @@ pub(crate) async fn exec(
     let command = agent::Exec { argv, env, cwd, user };
     // Asked last: while a body is on its way, the name may become somebody else's.
     let found = api.sandbox(&caller, &name)?;
-    let guest = api.0.keeper.exec(&found.name, &command, &caller.actor()).await;
+    let guest = api.0.keeper.exec(&found, &command, &caller.actor()).await;
     let guest = guest.map_err(|error| caller.told(error))?;
-    let stop = api.0.stop.clone();
+    let (stop, name) = (api.0.stop.clone(), found.name().clone());
     api.0.relays.spawn(async move {
         let relayed = stop.run_until_cancelled(async {
             relay(TokioIo::new(upgrade.await.map_err(std::io::Error::other)?), guest).await
         });
         if let Some(Err(error)) = relayed.await {
-            tracing::debug!(%error, sandbox = %found.name, "exec ended early");
+            tracing::debug!(%error, sandbox = %name, "exec ended early");
         }
         drop(place);
     });

@@ -86,9 +86,14 @@ impl Daemon {
         self.local.post("/v1/sandboxes", &body).await.expect("created")
     }
 
+    async fn remove(&self, name: &str) {
+        let found = self.keeper.find(&name.parse().expect("name")).expect("there");
+        self.keeper.remove(&found, &lifecycle::Actor::new("test")).await.expect("gone");
+    }
+
     async fn end(mut self) {
         for sandbox in self.keeper.list(None) {
-            self.keeper.remove(&sandbox.name, &lifecycle::Actor::new("test")).await.expect("gone");
+            self.remove(sandbox.name.as_str()).await;
         }
         self.stop.cancel();
         (&mut self.serving).await.expect("served");

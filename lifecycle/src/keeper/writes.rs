@@ -9,10 +9,10 @@ use std::sync::Arc;
 use fault::Point;
 use policy::audit::{Kind, Outcome};
 use policy::document::Rule;
-use policy::{AuditRecord, Compiled, Policy, PolicyMode, Revision, SandboxName, Slot};
+use policy::{AuditRecord, Compiled, Policy, PolicyMode, Revision, Slot};
 
 use crate::error::Error;
-use crate::keeper::Keeper;
+use crate::keeper::{Found, Holder, Keeper};
 use crate::policies::{Draft, Edit, Held, PolicyChange, Scope};
 use crate::sandbox::Actor;
 use crate::store::Record;
@@ -20,84 +20,78 @@ use crate::threads::{aside, locked};
 
 impl Keeper {
     /// The policy of a scope and its revision: empty at revision 0 where none was written.
-    pub fn policy(&self, scope: &Scope) -> Result<(Arc<Policy>, Revision), Error> {
-        if let Scope::Sandbox(name) = scope {
-            self.handle(name)?;
+    pub fn policy(&self, of: &Holder) -> Result<(Arc<Policy>, Revision), Error> {
+        let scope = of.scope();
+        match self.held(&scope, of.record())? {
+            Some(held) => Ok((held.policy(&scope)?, held.revision)),
+            None => Ok((Arc::default(), Revision::default())),
         }
-        self.0.policies.show(scope)
     }
 
     /// What is in force for a sandbox, all layers together: what `explain` asks.
-    pub fn in_force(&self, name: &SandboxName) -> Result<Arc<Compiled>, Error> {
-        Ok(self.handle(name)?.policy.load())
+    #[must_use]
+    pub fn in_force(&self, found: &Found) -> Arc<Compiled> {
+        found.handle().policy.load()
     }
 
     /// Replaces the policy of a scope. Returns once open flows were judged by it.
     pub async fn set_policy(
         &self,
-        scope: &Scope,
+        of: &Holder,
         policy: Policy,
         expected: Option<Revision>,
         actor: &Actor,
     ) -> Result<PolicyChange, Error> {
-        self.change(scope, expected, actor, Edit::Replace(policy)).await
+        self.change(of, expected, actor, Edit::Replace(policy)).await
     }
 
     /// Adds one rule to the policy of a scope.
     pub async fn add_rule(
         &self,
-        scope: &Scope,
+        of: &Holder,
         rule: Rule,
         expected: Option<Revision>,
         actor: &Actor,
     ) -> Result<PolicyChange, Error> {
-        self.change(scope, expected, actor, Edit::Add(rule)).await
+        self.change(of, expected, actor, Edit::Add(rule)).await
     }
 
     /// Puts the policy of a scope in another mode and leaves its rules as they are.
     pub async fn set_mode(
         &self,
-        scope: &Scope,
+        of: &Holder,
         mode: PolicyMode,
         expected: Option<Revision>,
         actor: &Actor,
     ) -> Result<PolicyChange, Error> {
-        self.change(scope, expected, actor, Edit::Mode(mode)).await
+        self.change(of, expected, actor, Edit::Mode(mode)).await
     }
 
     async fn change(
         &self,
-        scope: &Scope,
+        of: &Holder,
         expected: Option<Revision>,
         actor: &Actor,
         edit: Edit,
     ) -> Result<PolicyChange, Error> {
-        let asked = match scope {
-            Scope::Sandbox(name) => Some(self.handle(name)?.record),
-            Scope::Tenant(_) | Scope::Platform => None,
-        };
-        let (keeper, scope, actor) = (self.clone(), scope.clone(), actor.clone());
-        self.whole(async move {
-            keeper.change_now(&scope, asked.as_ref(), expected, &actor, edit).await
-        })
-        .await
+        let (keeper, of, actor) = (self.clone(), of.clone(), actor.clone());
+        self.whole(async move { keeper.change_now(&of, expected, &actor, edit).await }).await
     }
 
-    /// `asked` is the sandbox that had the scope's name when the change was asked for.
     async fn change_now(
         &self,
-        scope: &Scope,
-        asked: Option<&Record>,
+        of: &Holder,
         expected: Option<Revision>,
         actor: &Actor,
         edit: Edit,
     ) -> Result<PolicyChange, Error> {
         let shared = &self.0;
-        let tenant = match scope {
-            Scope::Platform => None,
-            Scope::Tenant(tenant) => Some(tenant),
-            Scope::Sandbox(_) => asked.map(|asked| &asked.tenant),
+        let tenant = match of {
+            Holder::Platform => None,
+            Holder::Tenant(tenant) => Some(tenant),
+            Holder::Sandbox(found) => Some(found.tenant()),
         };
+        let (scope, asked) = (&of.scope(), of.record());
         let _turn = shared.policies.turn(tenant).await;
         let held = self.held(scope, asked)?;
         let current = held.as_ref().map(|held| held.revision).unwrap_or_default();
@@ -146,7 +140,7 @@ impl Keeper {
         })
     }
 
-    /// What a scope holds. A sandbox holds a policy from its creation until it is forgotten, which is a
+    /// What a scope holds, which is the own one of the sandbox `asked` about, if it is one's. A sandbox holds a policy from its creation until it is forgotten, which is a
     /// moment before its name is free for another.
     fn held(&self, scope: &Scope, asked: Option<&Record>) -> Result<Option<Held>, Error> {
         let held = self.0.policies.in_force().of(scope);

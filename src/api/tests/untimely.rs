@@ -7,7 +7,7 @@ use rusqlite::Connection;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UnixStream};
 
-use lifecycle::Actor;
+use lifecycle::{Actor, Holder};
 
 use super::*;
 
@@ -53,11 +53,6 @@ impl Daemon {
         drop(caller);
         tokio::time::sleep(Duration::from_millis(200)).await;
         journal.execute_batch("COMMIT").expect("free again");
-    }
-
-    async fn remove(&self, name: &str) {
-        let name = name.parse().expect("name");
-        self.keeper.remove(&name, &Actor::new("test")).await.expect("gone");
     }
 
     async fn state(&self, name: &str) -> Option<String> {
@@ -112,6 +107,39 @@ async fn a_sandbox_goes_although_the_journal_cannot_be_written_and_is_gone_when_
     journal.execute_batch("DROP TRIGGER full_UPDATE; DROP TRIGGER full_DELETE").expect("room");
     eventually("it is gone", async || daemon.state("demo").await.is_none()).await;
     daemon.create("demo", "default").await;
+    daemon.end().await;
+}
+
+/// Promise 22. A name that changes hands between the look at whose it is and what is done to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verb_is_about_the_sandbox_that_was_found_whoever_has_its_name_by_then() {
+    let daemon = Daemon::start().await;
+    let keeper = &daemon.keeper;
+    daemon.create("demo", "acme").await;
+    let found = keeper.find(&"demo".parse().expect("name")).expect("there");
+    let holder = Holder::Sandbox(found.clone());
+    let (actor, policy) = (Actor::new("test"), || policy::Policy::default());
+    let set = keeper.set_policy(&holder, policy(), None, &actor).await;
+    assert_eq!(set.expect("control").sandboxes, 1);
+    daemon.remove("demo").await;
+    let later = daemon.create("demo", "other").await;
+    let rule = json!({ "allow": ["secret.example.com"] });
+    let path = "/v1/sandboxes/demo/policy";
+    let _: wire::Change = daemon.local.post(&format!("{path}/rules"), &rule).await.expect("added");
+    let before: serde_json::Value = daemon.local.get(path).await.expect("policy");
+    let absent = |refused: Option<lifecycle::Error>| {
+        assert!(matches!(refused, Some(lifecycle::Error::NotFound(_))), "{refused:?}");
+    };
+    absent(keeper.policy(&holder).err());
+    absent(keeper.set_policy(&holder, policy(), None, &actor).await.err());
+    absent(keeper.set_mode(&holder, policy::PolicyMode::Observe, None, &actor).await.err());
+    let command = agent::Exec { argv: vec!["id".to_owned()], ..agent::Exec::default() };
+    absent(keeper.exec(&found, &command, &actor).await.err());
+    assert!(!keeper.in_force(&found).observes());
+    keeper.remove(&found, &actor).await.expect("it is gone, as is wanted");
+    let now: wire::Sandbox = daemon.local.get("/v1/sandboxes/demo").await.expect("still there");
+    assert_eq!((now.incarnation, &*now.state), (later.incarnation, "running"));
+    assert_eq!(daemon.local.get::<serde_json::Value>(path).await.expect("policy"), before);
     daemon.end().await;
 }
 
