@@ -56,8 +56,9 @@ struct Shared {
 }
 
 impl Keeper {
-    /// Opens the journal and brings what it says and what the kernel holds together: running microVMs
-    /// are adopted, half-made and half-removed ones undone, taps nobody owns deleted.
+    /// Opens the journal and brings what it says and what the kernel holds together: taps nobody owns
+    /// are deleted, running microVMs adopted, half-made and half-removed ones undone. Returns when the
+    /// fences of those that are adopted stand; what is undone may take longer, and is shut in meanwhile.
     pub async fn open(config: Config, router: Router, trail: Trail) -> Result<Self, Error> {
         let store = Store::open(&config.state_dir.join("postern.db"))?;
         let policies = Arc::new(Policies::open(store.clone()).await?);
@@ -93,14 +94,17 @@ impl Keeper {
         }
         reconcile::sweep(&shared.router, &shared.slots, &records).await?;
         fault::at(Point::OrphansSwept);
-        let mut journeys = Vec::new();
+        let mut adopted = Vec::new();
         for mut record in records {
             shared.slots.take_this(record.slot);
             let machine = reconcile::judge(&shared.hypervisors, &mut record).await;
-            journeys.push(self.drive(record, machine));
+            let runs = machine.state() == State::Running;
+            let handle = self.drive(record, machine);
+            // A hook that hangs is waited for by who asks about its sandbox, and by nobody else.
+            adopted.extend(runs.then_some(handle));
             fault::at(Point::SandboxTakenUp);
         }
-        for mut handle in journeys {
+        for mut handle in adopted {
             handle.rest(|_| {}).await;
         }
         Ok(())

@@ -56,7 +56,9 @@ fn a_daemon_that_dies_at_any_step_of_a_microvm_leaves_nothing_of_it() {
             world.daemon().dies(point);
         });
         world.daemon().start(&world.host);
-        assert_eq!(world.api("GET", &path, &[]).status, 404, "{at}");
+        eventually(&format!("it is gone after {at}"), PATIENT, || {
+            (world.api("GET", &path, &[]).status == 404).then_some(())
+        });
         eventually(&format!("nothing is left after {at}"), PATIENT, || {
             traces(&world, &name).is_empty().then_some(())
         });

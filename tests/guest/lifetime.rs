@@ -79,7 +79,9 @@ fn a_guest_that_still_boots_is_gone_at_once() {
         if killed {
             world.daemon().kill();
             world.daemon().start(&world.host);
-            assert_eq!(world.api("GET", &path, &[]).status, 404);
+            eventually("it is gone", PATIENT, || {
+                (world.api("GET", &path, &[]).status == 404).then_some(())
+            });
         } else {
             assert_eq!(world.api("DELETE", &path, &[]).status, 204);
         }

@@ -181,6 +181,20 @@ impl World {
         config.to_string()
     }
 
+    /// Waits until what an earlier daemon left half made or half removed is undone, which no daemon
+    /// waits for before it answers.
+    ///
+    /// # Panics
+    /// When that is not over in time.
+    pub fn undone(&self) {
+        eventually("what was begun is undone", Duration::from_secs(20), || {
+            let listed = self.api("GET", "/v1/sandboxes", &[]).json;
+            let states = listed["sandboxes"].as_array().expect("sandboxes").iter();
+            let mut states = states.filter_map(|one| one["state"].as_str());
+            (!states.any(|state| ["creating", "deleting"].contains(&state))).then_some(())
+        });
+    }
+
     /// The daemon, for those who stop and start it.
     pub fn daemon(&self) -> MutexGuard<'_, Daemon> {
         self.daemon.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

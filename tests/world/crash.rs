@@ -150,6 +150,7 @@ fn a_daemon_killed_in_the_middle_of_a_creation_leaves_nothing_half_made() {
             world.daemon().kill();
         });
         world.daemon().start(&world.host);
+        world.undone();
         let listed = world.api("GET", "/v1/sandboxes", &[]).json;
         let whole: Vec<&str> = listed["sandboxes"]
             .as_array()
@@ -192,6 +193,7 @@ fn a_daemon_killed_in_the_middle_of_a_removal_leaves_nothing_half_removed() {
             world.daemon().kill();
         });
         world.daemon().start(&world.host);
+        world.undone();
         // Either it had not begun, or it is over.
         let still = world.api("GET", &path, &[]).status == 200;
         assert_eq!(taps(&world).len(), usize::from(still), "round {round}");

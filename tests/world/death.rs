@@ -88,6 +88,7 @@ fn a_daemon_that_dies_at_any_step_of_a_creation_leaves_a_sandbox_whole_or_nothin
         let answer = request.attempt();
         world.daemon().dies(point);
         world.daemon().start(&world.host);
+        world.undone();
         let names = agreed(&world, &format!("{at}, after {answer}"));
         if names.contains(&name) {
             let created = world.api("GET", &format!("/v1/sandboxes/{name}"), &[]).json;
@@ -132,6 +133,7 @@ fn a_daemon_that_dies_at_any_step_of_a_removal_leaves_a_sandbox_whole_or_nothing
         refused(&guest, &sink);
         world.daemon().start(&world.host);
         refused(&guest, &sink);
+        world.undone();
         let names = agreed(&world, at);
         if names.contains(&guest.name) {
             guest.reaches(&api);

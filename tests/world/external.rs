@@ -1,6 +1,9 @@
 //! A machine that somebody else runs: its tap by name in the namespace (every guest of this suite
 //! takes it so), and as an open descriptor.
 
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
 use world::client::PATIENT;
 use world::poll::eventually;
 use world::{World, allow};
@@ -33,18 +36,63 @@ fn a_program_that_is_not_there_is_an_error_that_names_it() {
     world.cli(&["rm", &name]).ok();
 }
 
+/// As a hook for removal: fails until the guest is said to have ended.
+const FAILS: &str = "test -e ENDED || { echo it still runs >&2; exit 1; }";
+
+/// A world whose daemon runs this line of shell when a sandbox is removed.
+fn world_that_removes_by(line: &str, timeout: &str) -> World {
+    let world = World::without_daemon("");
+    let config = world.dir().join("postern.toml");
+    let whole = std::fs::read_to_string(&config).expect("the configuration");
+    let line = line.replace("ENDED", &ended(&world).display().to_string());
+    let hook = format!("on_remove = ['/bin/sh', '-c', '{line}']");
+    std::fs::write(&config, format!("{whole}\n[external]\n{hook}\ntimeout = \"{timeout}\"\n"))
+        .expect("write");
+    world.daemon().start(&world.host);
+    world
+}
+
+/// What such a line may look for: `ENDED`.
+fn ended(world: &World) -> PathBuf {
+    world.dir().join("ended")
+}
+
+/// Promises 21, 58. A hook that hangs keeps its own sandbox, and not the daemon from anybody.
+#[test]
+fn a_daemon_that_starts_waits_for_no_hook() {
+    const HANGS: &str = "for i in $(seq 300); do test -e ENDED && exit 0; sleep 0.2; done; exit 1";
+    let world = world_that_removes_by(HANGS, "15s");
+    let api = world.site("api");
+    let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    guest.reaches(&api);
+    let path = format!("/v1/sandboxes/{}", guest.name);
+    let removal = world.daemon().request("DELETE", &path, &[]);
+    let state = || world.api("GET", &path, &[]).json["state"].clone();
+    let took = std::thread::scope(|scope| {
+        scope.spawn(|| removal.attempt());
+        eventually("it is being removed", PATIENT, || (state() == "deleting").then_some(()));
+        world.daemon().kill();
+        let begun = Instant::now();
+        world.daemon().start(&world.host);
+        begun.elapsed()
+    });
+    assert!(took < Duration::from_secs(15), "it answers after {took:?}");
+    other.reaches(&api);
+    assert_eq!(state(), "deleting", "control: its hook hangs");
+    let sent = world.requests(&api.name).len();
+    let asked = guest.curl(&["--connect-timeout", "1", &format!("https://{}/", api.name)]);
+    assert_ne!(asked.code, 0, "{}", asked.head);
+    assert_eq!(world.requests(&api.name).len(), sent, "it is shut in meanwhile");
+    std::fs::write(ended(&world), "").expect("it ends");
+    world.undone();
+    assert_eq!(world.api("GET", &path, &[]).status, 404);
+}
+
 /// Promise 28. The guest may be there as long as the hook that ends it fails: its sandbox is not forgotten,
 /// by the next daemon either, reaches nothing, and keeps its slot.
 #[test]
 fn a_sandbox_whose_guest_would_not_end_is_gone_once_it_has() {
-    let world = World::without_daemon("");
-    let ended = world.dir().join("ended");
-    let hook = format!("test -e {} || {{ echo it still runs >&2; exit 1; }}", ended.display());
-    let config = world.dir().join("postern.toml");
-    let whole = std::fs::read_to_string(&config).expect("the configuration");
-    let hook = format!("{whole}\n[external]\non_remove = [\"/bin/sh\", \"-c\", \"{hook}\"]\n");
-    std::fs::write(&config, hook).expect("write");
-    world.daemon().start(&world.host);
+    let world = world_that_removes_by(FAILS, "10s");
     let api = world.site("api");
     let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
     guest.reaches(&api);
@@ -65,7 +113,7 @@ fn a_sandbox_whose_guest_would_not_end_is_gone_once_it_has() {
     world.daemon().kill();
     world.daemon().start(&world.host);
     deleting();
-    std::fs::write(&ended, "").expect("it ends");
+    std::fs::write(ended(&world), "").expect("it ends");
     eventually("it is gone", PATIENT, || {
         (world.api("GET", &path, &[]).status == 404).then_some(())
     });

@@ -124,6 +124,7 @@ fn what_a_hook_may_have_started_is_handed_to_the_other_hook() {
             request.attempt();
             world.daemon().dies(Point::ProcessStarted);
             world.daemon().start(&world.host);
+            world.undone();
         } else {
             let made = world.create(name, "default", "");
             assert_eq!(made.status == 201, name == "fine", "{name}: {}", made.text);

@@ -130,8 +130,10 @@ fn a_sandbox_whose_row_is_damaged_has_failed_with_the_reason_and_keeps_nobody_el
         });
         assert!(shown["reason"].as_str().is_some_and(|it| it.contains(column)), "{shown}");
         assert_eq!(shown["slot"], guest.created["slot"]);
-        let told = std::fs::read_to_string(&ended).unwrap_or_default();
-        assert_eq!(told.trim(), guest.name, "{damage}: its guest is ended");
+        eventually(&format!("{damage}: its guest is ended"), PATIENT, || {
+            let told = std::fs::read_to_string(&ended).unwrap_or_default();
+            (told.trim() == guest.name).then_some(())
+        });
         let mark = world.mark();
         assert_ne!(guest.curl(&["-m", "2", &format!("https://{}/", site.name)]).code, 0);
         assert_eq!(world.sent_since(mark, |seen| seen.is_to(site.ip)), [], "{damage}");
