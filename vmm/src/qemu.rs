@@ -20,7 +20,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fault::Point;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -79,17 +79,7 @@ impl Qemu {
     /// # Errors
     /// When a process does not end.
     pub async fn clear(&self, machine: &Machine) -> Result<(), Error> {
-        let groups = cgroup::existing(machine);
-        for pid in cgroup::processes(&groups) {
-            let Some(host) = HostProcess::identify(pid, Vec::new()) else { continue };
-            let Some(handle) = handle(&host)? else { continue };
-            kill(&handle, &host)?;
-            if !ended(&handle, AFTER_KILL, &host).await? {
-                return Err(Error::Survivor { pid, limit: AFTER_KILL });
-            }
-        }
-        cgroup::remove(&groups);
-        Ok(())
+        empty(&cgroup::existing(machine)).await
     }
 
     /// What this host offers and lacks, for `postern doctor`. `image` is the directory of `vmlinuz`,
@@ -169,9 +159,35 @@ impl Hypervisor for Qemu {
             }
             fault::at(Point::QemuKilled);
         }
-        cgroup::remove(&host.groups);
+        // A guest that broke out of the first one may have left others.
+        empty(&host.groups).await?;
         remove_channels(process);
         Ok(())
+    }
+}
+
+/// Ends every process in these groups, whatever it is by now, and the groups.
+async fn empty(groups: &[PathBuf]) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        let mut alive = Vec::new();
+        for pid in cgroup::processes(groups) {
+            let Some(host) = HostProcess::identify(pid, Vec::new()) else { continue };
+            let Some(handle) = handle(&host)? else { continue };
+            kill(&handle, &host)?;
+            alive.push((handle, host));
+        }
+        if alive.is_empty() {
+            cgroup::remove(groups);
+            return Ok(());
+        }
+        for (handle, host) in alive {
+            let left = AFTER_KILL.saturating_sub(begun.elapsed());
+            if !ended(&handle, left, &host).await? {
+                return Err(Error::Survivor { pid: host.pid, limit: AFTER_KILL });
+            }
+        }
+        // What one of them started meanwhile is found by the next look.
     }
 }
 

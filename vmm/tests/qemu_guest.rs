@@ -377,6 +377,36 @@ async fn its_process_owns_nothing_but_what_it_was_given() {
     assert_nothing_is_left(&world, &process);
 }
 
+/// Promises 20, 25. A guest that broke out of QEMU may have started programs beside it, and ended it.
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_in_its_groups_ends_with_it() {
+    let (world, qemu) = (World::new(), qemu().with_grace(Duration::ZERO));
+    for first_ends in [false, true] {
+        let process = world.start(&qemu, &world.machine("vmm-brood")).await.expect("started");
+        let host = process.host.as_ref().expect("a process");
+        assert!(!host.groups.is_empty());
+        let mut other = Command::new("sleep").arg("600").spawn().expect("sleep");
+        for group in &host.groups {
+            fs::write(group.join("cgroup.procs"), other.id().to_string()).expect("it enters");
+        }
+        if first_ends {
+            kill(Pid::from_raw(host.pid.try_into().expect("a pid")), Signal::SIGKILL)
+                .expect("sent");
+            while host.is_alive() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        assert_eq!(other.try_wait().expect("known"), None, "control: it runs");
+        let stopped = qemu.stop(&process).await;
+        let ended = other.try_wait().expect("known");
+        other.kill().expect("it is our child");
+        other.wait().expect("reaped");
+        assert!(ended.is_some(), "it ended with its groups");
+        stopped.expect("stopped");
+        assert_nothing_is_left(&world, &process);
+    }
+}
+
 /// Promise 25.
 #[tokio::test(flavor = "multi_thread")]
 async fn it_outlives_the_daemon_that_started_it_and_is_adopted_by_the_next() {
