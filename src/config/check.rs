@@ -73,6 +73,7 @@ impl Config {
                 return Err(problem.fix(format!("use {least} to {most}")));
             }
         }
+        self.check_users()?;
         let file = self.audit.file_size;
         let twice = Size(file.0.saturating_mul(2));
         for (field, given, least, most) in [
@@ -105,6 +106,27 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// The users of slots, of which none may be one that others are: `nobody`, and the number that
+    /// means none in 16 bits.
+    fn check_users(&self) -> Result<(), Problem> {
+        const NOBODY: u32 = 65_534;
+        const TAKEN: std::ops::RangeInclusive<u32> = NOBODY..=u16::MAX as u32;
+        let (base, slots) = (self.qemu.uid_base, u32::from(self.guests.sandboxes));
+        let last = base.saturating_add(slots);
+        if last < *TAKEN.start() || base >= *TAKEN.end() {
+            return Ok(());
+        }
+        let problem = format!(
+            "with {slots} sandboxes reaches the user {NOBODY}, who is `nobody`, or the one behind it"
+        );
+        let room = NOBODY.saturating_sub(base.saturating_add(1));
+        let fix = match room {
+            0 => format!("use {} or more", TAKEN.end()),
+            _ => format!("use {} or more, or at most {room} `guests.sandboxes`", TAKEN.end()),
+        };
+        Err(Problem::invalid("qemu.uid_base", &base.to_string(), problem).fix(fix))
     }
 
     /// A word that is no level would be taken for a module, and silence everything else.

@@ -78,6 +78,19 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
         ("[guests]\ndivert_port = 80".into(), "guests.divert_port", 2, "1024"),
         ("[qemu]\nmemory = \"1M\"".into(), "qemu.memory", 2, "128M to 64G"),
         ("[guests]\ndivert_port = 70000".into(), "guests.divert_port", 2, "from 0 to 65535"),
+        (
+            "[qemu]\nuid_base = 65000".into(),
+            "qemu.uid_base",
+            2,
+            "use 65535 or more, or at most 533",
+        ),
+        ("[qemu]\nuid_base = 65534".into(), "qemu.uid_base", 2, "use 65535 or more"),
+        (
+            "[guests]\nsandboxes = 1534".into(),
+            "qemu.uid_base",
+            0,
+            "at most 1533 `guests.sandboxes`",
+        ),
         ("[qemu]\nmemory = \"lots\"".into(), "qemu.memory", 2, "`256M`"),
         ("[audit]\nfile_size = \"1G\"".into(), "audit.total_size", 0, "use 2G or more"),
         ("[log]\nformat = \"xml\"".into(), "log.format", 2, "text, json"),
@@ -98,6 +111,17 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
         let hidden = field.is_empty() || *fix == "sha256sum";
         assert_eq!(problem.value.is_none(), hidden, "{text}\n{problem}");
         assert!(problem.fix.as_deref().is_some_and(|f| f.contains(fix)), "{text}\n{problem}");
+    }
+}
+
+#[test]
+fn slots_may_have_all_users_up_to_nobody_and_those_behind() {
+    for text in [
+        "[guests]\nsandboxes = 1533",
+        "[qemu]\nuid_base = 65535\n[guests]\nsandboxes = 65534",
+        "[qemu]\nuid_base = 4000000000",
+    ] {
+        Config::parse(text).expect(text);
     }
 }
 
