@@ -206,6 +206,7 @@ mod tests {
             "postern ls --json",
             "postern show demo",
             "postern rm demo other",
+            "postern rm --force demo",
             "postern exec demo -- curl -sS https://api.github.com/",
             "postern exec demo --env A=b --cwd /tmp --user nobody -- id -u",
             "postern tap demo --fd 5 -- cloud-hypervisor --net fd=5",

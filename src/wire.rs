@@ -160,6 +160,17 @@ pub struct Sandboxes {
     pub sandboxes: Vec<Sandbox>,
 }
 
+/// What a removal by force came to: the sandbox is gone.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Forced {
+    /// What of it may be there still, and what follows for its slot; none: nothing is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(
+        example = "its guest, which no hook has ended; slot 7 is kept from use until this host boots anew"
+    )]
+    pub left: Option<String>,
+}
+
 /// One line of the stream that `POST /v1/sandboxes?progress=true` answers; the last one is
 /// `sandbox` or `error`.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]

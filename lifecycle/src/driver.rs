@@ -4,6 +4,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fault::Point;
@@ -17,7 +18,7 @@ use crate::acts::Acts;
 use crate::error::{Error, chain};
 use crate::machine::{Act, Left, Machine};
 use crate::policies::Policies;
-use crate::sandbox::{Progress, Sandbox};
+use crate::sandbox::{Driver, Progress, Sandbox};
 use crate::state::State;
 use crate::store::{Record, Store};
 
@@ -37,6 +38,9 @@ pub(crate) struct Published {
     pub(crate) doing: Option<Act>,
     /// The first act that failed, for the caller who waits for the creation.
     pub(crate) error: Option<Arc<Error>>,
+    /// Whether it is removed by force, and what was given up then, in words.
+    pub(crate) forced: bool,
+    pub(crate) left: Option<String>,
 }
 
 /// Something is wanted of a sandbox.
@@ -55,6 +59,8 @@ pub(crate) struct Task {
     pub(crate) policies: Arc<Policies>,
     pub(crate) trail: Trail,
     pub(crate) verbs: mpsc::Receiver<Verb>,
+    /// Set by who wants it removed by force, before the wish is sent.
+    pub(crate) forced: Arc<AtomicBool>,
     pub(crate) published: watch::Sender<Published>,
 }
 
@@ -75,6 +81,7 @@ impl Task {
     async fn travel(&mut self) {
         let began = Instant::now();
         loop {
+            self.heed();
             let Some(act) = self.machine.next() else {
                 if self.settle().await {
                     continue;
@@ -222,14 +229,46 @@ impl Task {
         });
     }
 
+    /// Takes up that it is to be removed by force, whatever has failed until now.
+    fn heed(&mut self) {
+        if self.forced.load(Ordering::Acquire) && !self.machine.is_forced() {
+            self.machine.force();
+            self.published.send_modify(|seen| {
+                seen.forced = true;
+                seen.error = None;
+            });
+        }
+    }
+
+    /// What of it is given up, for who removes it by force.
+    fn left(&self) -> Option<String> {
+        let slot = self.record.slot;
+        match self.machine.left() {
+            _ if !self.machine.is_forced() => None,
+            Left::Nothing => None,
+            Left::Network => Some(format!(
+                "its tap or parts of its fence; slot {slot} is kept from use until they are gone"
+            )),
+            Left::Process if self.record.driver == Driver::External => Some(format!(
+                "its guest, which no hook has ended; slot {slot} is kept from use until this host \
+                 boots anew"
+            )),
+            Left::Process => Some(format!(
+                "its process, which would not end; slot {slot} is kept from use until it has"
+            )),
+        }
+    }
+
     /// Rests where the machine has arrived; gives whether the journey goes on.
     async fn settle(&mut self) -> bool {
         let state = self.machine.state();
         if state == State::Gone {
             // Name and slot are taken as long as the journal has them.
             loop {
-                let forgotten = self.policies.forget(&self.record).await;
+                let process = self.machine.left() == Left::Process;
+                let forgotten = self.policies.forget(&self.record, process).await;
                 let Err(error) = forgotten else { break };
+                self.heed();
                 self.unnoted(&error);
                 self.published.send_modify(|seen| {
                     seen.state = State::Deleting;
@@ -240,7 +279,15 @@ impl Task {
                 tokio::time::sleep(LOOK).await;
             }
             fault::at(Point::HandleToDrop);
-            self.audit(Outcome::Allow, "removed");
+            match self.left() {
+                Some(left) => {
+                    self.audit(Outcome::Allow, &format!("removed by force, left: {left}"))
+                }
+                None if self.machine.is_forced() => {
+                    self.audit(Outcome::Allow, "removed by force, nothing left");
+                }
+                None => self.audit(Outcome::Allow, "removed"),
+            }
             return false;
         }
         let mut noted = true;
@@ -290,11 +337,13 @@ impl Task {
 
     pub(crate) fn publish(&self, doing: Option<Act>) {
         let pid = self.record.process.as_ref().and_then(|process| Some(process.host.as_ref()?.pid));
+        let left = self.left();
         self.published.send_modify(|seen| {
             seen.state = self.machine.state();
             seen.reason.clone_from(&self.record.reason);
             seen.pid = pid;
             seen.doing = doing;
+            seen.left = left;
         });
     }
 
@@ -317,6 +366,7 @@ pub(crate) struct Handle {
     pub(crate) record: Record,
     pub(crate) policy: PolicyHandle,
     pub(crate) verbs: mpsc::Sender<Verb>,
+    pub(crate) forced: Arc<AtomicBool>,
     pub(crate) published: watch::Receiver<Published>,
 }
 

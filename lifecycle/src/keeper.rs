@@ -10,6 +10,7 @@ mod writes;
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use egress::{GuestStream, Router};
@@ -28,7 +29,7 @@ use crate::machine::{Left, Machine};
 use crate::policies::Policies;
 use crate::reconcile;
 use crate::sandbox::{Actor, Sandbox};
-use crate::slots::Slots;
+use crate::slots::{Slots, Stuck};
 use crate::state::State;
 use crate::store::{Record, Store};
 use crate::threads::{joined, locked};
@@ -65,7 +66,9 @@ impl Keeper {
         let config = Arc::new(config);
         let hypervisors = Arc::new(Hypervisors::new(&config));
         let slots = Slots::new(config.slots, config.hold_down);
-        let clearing = reconcile::clear_stuck(router.clone(), slots.clone());
+        let uid_base = config.uid_base;
+        let clearing =
+            reconcile::clear_stuck(router.clone(), slots.clone(), store.clone(), uid_base);
         let keeper = Self(Arc::new(Shared {
             _clearing: AbortOnDropHandle::new(tokio::spawn(clearing)),
             slots,
@@ -91,6 +94,9 @@ impl Keeper {
         let records = shared.store.sandboxes().await?;
         for slot in shared.store.resting(shared.config.hold_down).await? {
             shared.slots.rest(slot, Instant::now());
+        }
+        for (slot, driver) in shared.store.kept().await? {
+            shared.slots.keep(slot, reconcile::kept_by(driver));
         }
         reconcile::sweep(&shared.router, &shared.slots, &records).await?;
         fault::at(Point::OrphansSwept);
@@ -144,25 +150,18 @@ impl Keeper {
     /// Removes a sandbox and waits until nothing of it is left, or until only the journal, which
     /// cannot be written, still has it. Removing one that is being removed waits for the same end.
     pub async fn remove(&self, found: &Found, actor: &Actor) -> Result<(), Error> {
-        let mut handle = found.handle().clone();
         let detail = "sandbox remove".to_owned();
-        self.0.trail.record(self.control(&handle.record, actor, detail));
-        // A full queue holds the same wish already.
-        let _ = handle.verbs.try_send(Verb::Remove);
-        loop {
-            let seen = handle.published.borrow_and_update().clone();
-            match (seen.state, seen.error) {
-                (State::Gone, _) => return Ok(()),
-                (State::Deleting, Some(error)) if seen.doing.is_none() => {
-                    return Err(Error::Shared(error));
-                }
-                _ => {}
-            }
-            if handle.published.changed().await.is_err() {
-                let gone = handle.published.borrow().state == State::Gone;
-                return if gone { Ok(()) } else { Err(Error::Stopping) };
-            }
-        }
+        self.0.trail.record(self.control(found.record(), actor, detail));
+        ask_to_go(found, false).await.map(drop)
+    }
+
+    /// The same, but what runs it is tried to be ended once more at most; everything else goes. Gives
+    /// what of it is left, in words. The slot of a guest that may be there is nobody's.
+    pub async fn force(&self, found: &Found, actor: &Actor) -> Result<Option<String>, Error> {
+        let detail = "sandbox remove by force".to_owned();
+        self.0.trail.record(self.control(found.record(), actor, detail));
+        found.handle().forced.store(true, Ordering::Release);
+        ask_to_go(found, true).await
     }
 
     /// Starts a command in a running guest: a stream on which the agent has been told what to run;
@@ -241,6 +240,8 @@ impl Keeper {
             pid: None,
             doing: machine.next(),
             error: None,
+            forced: false,
+            left: None,
         });
         let acts = Acts::new(
             shared.config.clone(),
@@ -248,7 +249,14 @@ impl Keeper {
             shared.hypervisors.clone(),
             policy.clone(),
         );
-        let handle = Handle { record: record.clone(), policy, verbs, published: seen };
+        let forced = Arc::<AtomicBool>::default();
+        let handle = Handle {
+            record: record.clone(),
+            policy,
+            verbs,
+            forced: Arc::clone(&forced),
+            published: seen,
+        };
         locked(&shared.handles).insert(record.name.clone(), handle.clone());
         drop(in_force);
         let task = Task {
@@ -259,6 +267,7 @@ impl Keeper {
             policies: shared.policies.clone(),
             trail: shared.trail.clone(),
             verbs: inbox,
+            forced,
             published,
         };
         let drivers = shared.drivers.clone();
@@ -271,12 +280,38 @@ impl Keeper {
                         let Record { slot, tenant, .. } = &gone.record;
                         shared.slots.give_back(*slot, Some(tenant), Instant::now());
                     }
-                    // A sandbox whose process may be there is not gone; its slot would be kept like this.
-                    Left::Network | Left::Process => shared.slots.keep(gone.record.slot),
+                    Left::Network => shared.slots.keep(gone.record.slot, Stuck::Network),
+                    Left::Process => {
+                        let Record { slot, driver, .. } = gone.record;
+                        shared.slots.keep(slot, reconcile::kept_by(driver));
+                    }
                 }
                 gone.publish(None);
             }
         });
         handle
+    }
+}
+
+/// Asks for the end of a sandbox and waits for it, or for why it has to be waited for. Gives what is left.
+async fn ask_to_go(found: &Found, forced: bool) -> Result<Option<String>, Error> {
+    let mut handle = found.handle().clone();
+    // A full queue holds the same wish already.
+    let _ = handle.verbs.try_send(Verb::Remove);
+    loop {
+        let seen = handle.published.borrow_and_update().clone();
+        match (seen.state, seen.error) {
+            (State::Gone, _) => return Ok(seen.left),
+            // What failed before it is removed by force is no answer to that.
+            (State::Deleting, Some(error)) if seen.doing.is_none() && (seen.forced || !forced) => {
+                return Err(Error::Shared(error));
+            }
+            _ => {}
+        }
+        if handle.published.changed().await.is_err() {
+            let seen = handle.published.borrow();
+            let gone = seen.state == State::Gone;
+            return if gone { Ok(seen.left.clone()) } else { Err(Error::Stopping) };
+        }
     }
 }

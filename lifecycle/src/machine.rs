@@ -92,6 +92,7 @@ pub(crate) struct Machine {
     made: Made,
     tries: u8,
     left: Left,
+    forced: bool,
 }
 
 /// What of a sandbox could not be undone and is left behind; more, the further down.
@@ -112,13 +113,13 @@ const TAKEOVER_TRIES: u8 = 60;
 impl Machine {
     /// A sandbox of which nothing exists yet.
     pub(crate) const fn create() -> Self {
-        Self { goal: Goal::Run, made: Made::NOTHING, tries: 0, left: Left::Nothing }
+        Self { goal: Goal::Run, made: Made::NOTHING, tries: 0, left: Left::Nothing, forced: false }
     }
 
     /// A sandbox that ran before this daemon did: all is there but the fence, which is raised anew.
     pub(crate) const fn adopt() -> Self {
         let made = Made { fence: false, greeted: true, ..Made::ANYTHING };
-        Self { goal: Goal::Run, made, tries: 0, left: Left::Nothing }
+        Self { goal: Goal::Run, made, tries: 0, left: Left::Nothing, forced: false }
     }
 
     /// A sandbox that an earlier daemon left half made, half removed or failed.
@@ -127,7 +128,7 @@ impl Machine {
             State::Running | State::Failed => Goal::Fail,
             State::Creating | State::Deleting | State::Gone => Goal::Remove,
         };
-        Self { goal, made: Made::ANYTHING, tries: 0, left: Left::Nothing }
+        Self { goal, made: Made::ANYTHING, tries: 0, left: Left::Nothing, forced: false }
     }
 
     /// Its state. One that is adopted runs all the while: were it noted as anything else until its
@@ -155,7 +156,9 @@ impl Machine {
             Goal::Fail | Goal::Remove if made.fence => Some(Act::LowerFence),
             Goal::Fail | Goal::Remove if made.tap => Some(Act::DeleteTap),
             // It has the slot's user, and may have the tap open: nobody forgets it while it is there.
-            Goal::Remove if matches!(self.left, Left::Process) => Some(Act::StopProcess),
+            Goal::Remove if matches!(self.left, Left::Process) && !self.forced => {
+                Some(Act::StopProcess)
+            }
             // A failed sandbox keeps its console log for a person to read.
             Goal::Remove if made.files => Some(Act::RemoveFiles),
             Goal::Fail | Goal::Remove => None,
@@ -207,7 +210,8 @@ impl Machine {
             }
             Act::StopProcess | Act::LowerFence | Act::DeleteTap | Act::RemoveFiles => {
                 self.tries += 1;
-                if self.tries >= TRIES {
+                let given_up = self.forced && matches!(act, Act::StopProcess);
+                if self.tries >= TRIES || given_up {
                     self.done(act);
                     self.left = self.left.max(match act {
                         Act::StopProcess => Left::Process,
@@ -228,6 +232,17 @@ impl Machine {
     /// Somebody wants it removed.
     pub(crate) const fn remove(&mut self) {
         self.turn(Goal::Remove);
+    }
+
+    /// Somebody wants it removed although its process may stay: that is tried to be ended once more at
+    /// most, and everything else goes.
+    pub(crate) const fn force(&mut self) {
+        self.forced = true;
+    }
+
+    /// Whether it is removed by force.
+    pub(crate) const fn is_forced(&self) -> bool {
+        self.forced
     }
 
     /// Its process ended by itself.
@@ -357,6 +372,44 @@ mod tests {
         assert_eq!((machine.state(), machine.left()), (State::Deleting, Left::Process));
         run(&mut machine, &[]);
         assert_eq!((machine.state(), machine.left()), (State::Gone, Left::Network));
+    }
+
+    /// Promises 28, 59.
+    #[test]
+    fn a_removal_by_force_gives_up_the_process_and_nothing_else() {
+        for tried in [0, 1, 3, 9] {
+            let mut machine = Machine::leftover(State::Deleting);
+            run_while(&mut machine, tried);
+            machine.force();
+            let mut more = 0;
+            while let Some(act) = machine.next() {
+                if act == Act::StopProcess {
+                    more += 1;
+                    machine.failed(act);
+                } else {
+                    machine.done(act);
+                }
+            }
+            assert!(more <= 1, "{tried}: {more} more tries");
+            assert_eq!((machine.state(), machine.left()), (State::Gone, Left::Process));
+            assert_eq!(machine.made, Made::NOTHING, "{tried}");
+        }
+        let mut machine = Machine::leftover(State::Deleting);
+        machine.force();
+        run(&mut machine, &[]);
+        assert_eq!(machine.left(), Left::Nothing, "what ends is not given up");
+    }
+
+    /// Fails to stop the process so many times, and does all else.
+    fn run_while(machine: &mut Machine, mut fails: usize) {
+        while let Some(act) = machine.next().filter(|_| fails > 0) {
+            if act == Act::StopProcess {
+                fails -= 1;
+                machine.failed(act);
+            } else {
+                machine.done(act);
+            }
+        }
     }
 
     /// Promise 16.

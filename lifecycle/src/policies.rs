@@ -241,11 +241,11 @@ impl Policies {
         InForce(locked(&self.held))
     }
 
-    /// Forgets a sandbox and its policy.
-    pub(crate) async fn forget(&self, record: &Record) -> Result<(), Error> {
+    /// Forgets a sandbox and its policy. Of one whose `process` may be there its slot is remembered.
+    pub(crate) async fn forget(&self, record: &Record, process: bool) -> Result<(), Error> {
         // A write under way would leave its policy behind.
         let _turn = self.turn(Some(&record.tenant)).await;
-        self.store.forget(&record.name).await?;
+        self.store.forget(&record.name, process).await?;
         locked(&self.held).remove(&Scope::Sandbox(record.name.clone()));
         Ok(())
     }

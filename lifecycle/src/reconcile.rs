@@ -12,9 +12,11 @@ use tokio::time::{Instant, sleep};
 use crate::acts::Hypervisors;
 use crate::error::{Error, chain};
 use crate::machine::Machine;
-use crate::slots::Slots;
+use crate::sandbox::Driver;
+use crate::slots::{Slots, Stuck};
 use crate::state::State;
-use crate::store::Record;
+use crate::store::{Record, Store};
+use crate::threads::aside;
 
 /// How often it is tried to take away what is left in a slot.
 const CLEAR_AGAIN: Duration = Duration::from_secs(2);
@@ -47,26 +49,45 @@ pub(crate) async fn sweep(router: &Router, slots: &Slots, records: &[Record]) ->
             Ok(()) => slots.rest(slot, Instant::now()),
             Err(error) => {
                 tracing::error!(%slot, error = chain(&error), "slot kept from use");
-                slots.keep(slot);
+                slots.keep(slot, Stuck::Network);
             }
         }
     }
     Ok(())
 }
 
+/// What keeps the slot of a sandbox that went although its guest may be there.
+pub(crate) const fn kept_by(driver: Driver) -> Stuck {
+    match driver {
+        Driver::Qemu => Stuck::Process,
+        Driver::External => Stuck::Guest,
+    }
+}
+
 /// Tries again and again to take away what is left in the slots that are stuck, and gives those back of
-/// which nothing is.
-pub(crate) async fn clear_stuck(router: Router, slots: Slots) {
+/// which nothing is. `uid_base` plus its number is the user of a slot.
+pub(crate) async fn clear_stuck(router: Router, slots: Slots, store: Store, uid_base: u32) {
     loop {
         sleep(CLEAR_AGAIN).await;
-        for slot in slots.stuck() {
-            match clear(&router, slot).await {
-                Ok(()) => {
-                    tracing::info!(%slot, "nothing is left in it: the slot may be used again");
-                    slots.give_back(slot, None, Instant::now());
-                }
-                Err(error) => tracing::debug!(%slot, error = chain(&error), "slot still stuck"),
+        // What nobody here can see is not waited for: another boot of the host ends it.
+        let stuck = slots.stuck().into_iter().filter(|(_, stuck)| *stuck != Stuck::Guest);
+        for (slot, stuck) in stuck {
+            if let Err(error) = clear(&router, slot).await {
+                tracing::debug!(%slot, error = chain(&error), "slot still stuck");
+                continue;
             }
+            if stuck == Stuck::Process {
+                let user = uid_base + u32::from(slot.number());
+                if aside(move || vmm::has_processes(user)).await.unwrap_or(true) {
+                    continue;
+                }
+                if let Err(error) = store.release(slot).await {
+                    tracing::error!(%slot, error = chain(&error), "journal not written");
+                    continue;
+                }
+            }
+            tracing::info!(%slot, "nothing is left in it: the slot may be used again");
+            slots.give_back(slot, None, Instant::now());
         }
     }
 }
@@ -85,7 +106,6 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::sandbox::Driver;
 
     #[tokio::test]
     async fn a_sandbox_whose_microvm_ended_meanwhile_has_failed_with_a_reason() {

@@ -20,8 +20,19 @@ struct Table {
     last: u16,
     taken: BTreeSet<Slot>,
     /// Taken, though by nobody: something of the last guest is still there.
-    stuck: BTreeSet<Slot>,
+    stuck: BTreeMap<Slot, Stuck>,
     held: BTreeMap<Slot, Rest>,
+}
+
+/// What of the last guest keeps a slot from all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stuck {
+    /// A tap or parts of a fence.
+    Network,
+    /// Perhaps a process with the slot's user, too.
+    Process,
+    /// Perhaps a guest that nobody here can see: as long as this host does not boot anew.
+    Guest,
 }
 
 /// A slot that is free, but not yet for anybody.
@@ -40,7 +51,7 @@ impl Slots {
             hold_down,
             last: 0,
             taken: BTreeSet::new(),
-            stuck: BTreeSet::new(),
+            stuck: BTreeMap::new(),
             held: BTreeMap::new(),
         })))
     }
@@ -61,15 +72,15 @@ impl Slots {
     }
 
     /// Keeps a slot from all until it is given back.
-    pub(crate) fn keep(&self, slot: Slot) {
+    pub(crate) fn keep(&self, slot: Slot, stuck: Stuck) {
         let mut table = self.table();
         table.taken.insert(slot);
-        table.stuck.insert(slot);
+        table.stuck.insert(slot, stuck);
     }
 
-    /// The slots that are kept from all.
-    pub(crate) fn stuck(&self) -> Vec<Slot> {
-        self.table().stuck.iter().copied().collect()
+    /// The slots that are kept from all, and by what.
+    pub(crate) fn stuck(&self) -> Vec<(Slot, Stuck)> {
+        self.table().stuck.iter().map(|(slot, stuck)| (*slot, *stuck)).collect()
     }
 
     /// Whether fewer slots rest after guests of this tenant than there are free ones: so whoever
@@ -157,9 +168,9 @@ mod tests {
         let start = Instant::now();
         let slots = Slots::new(1, Duration::from_secs(3));
         let slot = slots.take(start).unwrap();
-        slots.keep(slot);
+        slots.keep(slot, Stuck::Network);
         let later = start + Duration::from_secs(3600);
-        assert_eq!((slots.take(later), slots.stuck()), (None, vec![slot]));
+        assert_eq!((slots.take(later), slots.stuck()), (None, vec![(slot, Stuck::Network)]));
         slots.give_back(slot, None, later);
         assert_eq!((slots.take(later), slots.stuck()), (None, vec![]), "it rests");
         assert_eq!(slots.take(later + Duration::from_secs(4)), Some(slot));

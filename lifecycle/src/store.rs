@@ -3,20 +3,21 @@
 //! SQLite in WAL mode with full sync: what a call here returned for is on disk. One connection; each
 //! call is one transaction, run off the async threads. Never holds a secret.
 
+mod rests;
 mod rows;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use fault::Point;
-use nix::time::ClockId;
 use policy::{Policy, Revision, SandboxName, Slot, TenantName};
 use rusqlite::{Connection, Transaction, params};
 
 use crate::error::Error;
 use crate::sandbox::Driver;
 use crate::state::State;
+use crate::store::rests::{KEPT, RESTS, Uptime};
 use crate::store::rows::{read_policy, read_record, text};
 
 /// The layout of the tables. A store of another layout is refused, never guessed at.
@@ -45,15 +46,6 @@ const TABLES: &str = "
     INSERT INTO counter VALUES ('revision', 0), ('incarnation', 0);
 ";
 
-/// Slots that were given up, and when: by the clock that nobody sets, of one boot of this host.
-const RESTS: &str = "
-    CREATE TABLE IF NOT EXISTS resting (
-        slot  INTEGER PRIMARY KEY,
-        boot  TEXT NOT NULL,
-        since INTEGER NOT NULL
-    ) STRICT;
-";
-
 /// A sandbox as the journal has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
@@ -68,24 +60,6 @@ pub(crate) struct Record {
     pub(crate) reason: Option<String>,
     pub(crate) process: Option<vmm::Process>,
     pub(crate) created: SystemTime,
-}
-
-/// How long this boot of the host has lasted. No change of the wall clock moves it, and it runs on
-/// while the host is suspended.
-struct Uptime {
-    boot: String,
-    seconds: u64,
-}
-
-impl Uptime {
-    fn now() -> Self {
-        let since_boot =
-            nix::time::clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |now| now.tv_sec());
-        Self {
-            boot: vmm::boot_id().unwrap_or_default(),
-            seconds: u64::try_from(since_boot).unwrap_or_default(),
-        }
-    }
 }
 
 /// A policy as the journal has it.
@@ -126,7 +100,9 @@ impl Store {
                 return Err(Error::store("reading the version", path, problem));
             }
         }
-        connection.execute_batch(RESTS).map_err(fail("making the tables"))?;
+        for later in [RESTS, KEPT] {
+            connection.execute_batch(later).map_err(fail("making the tables"))?;
+        }
         Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
     }
 
@@ -230,8 +206,9 @@ impl Store {
         .map(|_| ())
     }
 
-    /// Forgets a sandbox and its policy, and remembers since when its slot rests.
-    pub(crate) async fn forget(&self, name: &SandboxName) -> Result<(), Error> {
+    /// Forgets a sandbox and its policy, and remembers since when its slot rests; and that its
+    /// `process` may be there, if so.
+    pub(crate) async fn forget(&self, name: &SandboxName, process: bool) -> Result<(), Error> {
         let name = name.to_string();
         self.run("forgetting a sandbox", move |store| {
             let Uptime { boot, seconds } = Uptime::now();
@@ -239,6 +216,12 @@ impl Store {
                 "INSERT OR REPLACE INTO resting SELECT slot, ?2, ?3 FROM sandbox WHERE name = ?1",
                 params![name, boot, seconds],
             )?;
+            if process {
+                store.execute(
+                    "INSERT OR REPLACE INTO kept SELECT slot, ?2, driver FROM sandbox WHERE name = ?1",
+                    params![name, boot],
+                )?;
+            }
             store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
             let gone = store.execute("DELETE FROM sandbox WHERE name = ?1", [name])?;
             fault::at(Point::SandboxToForget);
@@ -246,29 +229,6 @@ impl Store {
         })
         .await
         .map(|_| fault::at(Point::SandboxForgotten))
-    }
-
-    /// The slots that were given up less than `pause` ago, or in another boot: how long ago that was,
-    /// no clock can tell.
-    pub(crate) async fn resting(&self, pause: Duration) -> Result<Vec<Slot>, Error> {
-        self.run("reading the slots that rest", move |store| {
-            let Uptime { boot, seconds } = Uptime::now();
-            // Those of another boot begin anew: nothing here outlives a boot, so one rest is enough.
-            store.execute(
-                "UPDATE resting SET boot = ?1, since = ?2 WHERE boot <> ?1",
-                params![boot, seconds],
-            )?;
-            store.execute(
-                "DELETE FROM resting WHERE since + ?1 < ?2",
-                params![pause.as_secs(), seconds],
-            )?;
-            let slots: Vec<u16> = store
-                .prepare("SELECT slot FROM resting")?
-                .query_map([], |row| row.get(0))?
-                .collect::<rusqlite::Result<_>>()?;
-            Ok(slots.into_iter().filter_map(Slot::new).collect())
-        })
-        .await
     }
 
     /// Every policy there is, those that cannot be read among them.
@@ -336,9 +296,11 @@ fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    fn record(name: &str, slot: u16) -> Record {
+    pub(super) fn record(name: &str, slot: u16) -> Record {
         Record {
             name: name.parse().unwrap(),
             tenant: "default".parse().unwrap(),
@@ -368,7 +330,7 @@ mod tests {
                 .note(&"b".parse().unwrap(), State::Failed, None, Some("why".to_owned()))
                 .await
                 .unwrap();
-            store.forget(&"a".parse().unwrap()).await.unwrap();
+            store.forget(&"a".parse().unwrap(), false).await.unwrap();
         }
         let store = Store::open(&path).unwrap();
         let resting = store.resting(Duration::from_secs(60)).await.unwrap();
@@ -382,28 +344,6 @@ mod tests {
         let scopes: Vec<_> =
             store.policies().await.unwrap().into_iter().map(|row| row.scope).collect();
         assert_eq!(scopes, ["sandbox/b"]);
-    }
-
-    /// Promise 28. The clock on the wall may say what it will.
-    #[tokio::test]
-    async fn a_rest_goes_by_the_clock_of_the_boot_and_begins_anew_after_a_boot() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&dir.path().join("postern.db")).unwrap();
-        store.insert(record("a", 1), "{}".to_owned()).await.unwrap();
-        store.forget(&"a".parse().unwrap()).await.unwrap();
-        let rests = async || !store.resting(Duration::from_secs(60)).await.unwrap().is_empty();
-        let change = async |columns: &'static str| {
-            let update = format!("UPDATE resting SET {columns}");
-            store.run("changing a rest", move |store| store.execute(&update, [])).await.unwrap();
-        };
-        assert!(rests().await);
-        change("since = since - 50").await;
-        assert!(rests().await, "not yet long enough");
-        change("since = since - 3600, boot = 'another'").await;
-        assert!(rests().await, "who knows how long ago that was");
-        assert!(rests().await, "and it is not over at the next look");
-        change("since = since - 61").await;
-        assert!(!rests().await, "an hour of this boot is enough");
     }
 
     /// What an earlier version took, this one reads.

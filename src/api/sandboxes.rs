@@ -25,8 +25,8 @@ use crate::api::{Api, body};
 use crate::problem::{ErrorBody, Kind, Problem};
 use crate::units::Size;
 use crate::wire::{
-    Create, DEFAULT_TENANT, Driver, EXEC_PROTOCOL, Exec, JSON_LINES, Mode, Progress, Sandbox,
-    Sandboxes, Step, Traffic,
+    Create, DEFAULT_TENANT, Driver, EXEC_PROTOCOL, Exec, Forced, JSON_LINES, Mode, Progress,
+    Sandbox, Sandboxes, Step, Traffic,
 };
 
 /// Steps that a slow reader of progress may be behind; more are left out.
@@ -111,12 +111,17 @@ pub(crate) async fn show(
     Ok(Answer(api.shown(&api.0.keeper.show(&found))))
 }
 
-/// Removes a sandbox; answers once nothing of it is left.
+/// Removes a sandbox; answers once nothing of it is left. By force, which is the operator's: also where
+/// what runs it does not end; everything else goes, and its slot is nobody's.
 #[utoipa::path(
     delete, path = "/v1/sandboxes/{name}", tag = "sandboxes",
-    params(("name" = String, Path, description = "The sandbox.")),
+    params(
+        ("name" = String, Path, description = "The sandbox."),
+        ("force" = Option<bool>, Query, description = "Give up what does not end. Only over the unix socket."),
+    ),
     responses(
         (status = 204, description = "Gone."),
+        (status = 200, description = "With `force=true`: gone but for what is told.", body = Forced),
         (status = "default", description = "Refused.", body = ErrorBody),
     )
 )]
@@ -124,11 +129,25 @@ pub(crate) async fn remove(
     State(api): State<Api>,
     caller: Caller,
     Named(name): Named,
-) -> Result<StatusCode, Problem> {
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let force = match body::query(&uri, &["force"])?.first() {
+        Some((key, value)) => body::flag(key, value)?,
+        None => false,
+    };
     let found = api.sandbox(&caller, &name)?;
+    if force {
+        if !caller.is_local() {
+            return Err(Problem::new(Kind::Forbidden, "to remove by force is not for this token")
+                .fix("ask on the node itself, over the unix socket"));
+        }
+        let left = api.0.keeper.force(&found, &caller.actor()).await;
+        let left = left.map_err(|error| caller.told(error))?;
+        return Ok(Answer(Forced { left }).into_response());
+    }
     let removed = api.0.keeper.remove(&found, &caller.actor()).await;
     removed.map_err(|error| caller.told(error))?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// Runs a command in a running guest. The request asks for an upgrade to `postern-exec`; once

@@ -233,6 +233,7 @@ async fn a_token_sees_and_touches_only_its_tenant_and_never_the_platform() {
     for (method, path, headers, content) in [
         (Method::GET, String::from(theirs), &[][..], none.clone()),
         (Method::DELETE, theirs.into(), &[], none.clone()),
+        (Method::DELETE, format!("{theirs}?force=true"), &[], none.clone()),
         (Method::GET, format!("{theirs}/policy"), &[], none.clone()),
         (Method::PUT, format!("{theirs}/policy"), &[], text("{}")),
         (Method::POST, format!("{theirs}/policy/rules"), &[], rule.clone()),
@@ -251,6 +252,11 @@ async fn a_token_sees_and_touches_only_its_tenant_and_never_the_platform() {
         assert_eq!(problem.code, Kind::Forbidden);
         let path = "/v1/platform/policy/rules";
         let problem = refusal(client, Method::POST, path, &[], rule.clone()).await;
+        assert_eq!(problem.code, Kind::Forbidden);
+    }
+    for client in [&acme, &daemon.bearer(Some(OF_ALL))] {
+        let path = "/v1/sandboxes/ours?force=true";
+        let problem = refusal(client, Method::DELETE, path, &[], none.clone()).await;
         assert_eq!(problem.code, Kind::Forbidden);
     }
     let problem = refusal(&acme, Method::GET, "/v1/platform/policy", &[], none.clone()).await;

@@ -6,7 +6,7 @@ use policy::{SandboxName, TenantName};
 use crate::cli::screen::{Screen, bytes, fields, table};
 use crate::client::{Client, Content};
 use crate::error::Error;
-use crate::wire::{Mode, Sandbox, Sandboxes};
+use crate::wire::{Forced, Mode, Sandbox, Sandboxes};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
@@ -26,6 +26,9 @@ pub(crate) struct Remove {
     /// The sandboxes.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<SandboxName>,
+    /// Also where what runs it does not end: that may be left, and its slot is nobody's then.
+    #[arg(long)]
+    force: bool,
 }
 
 impl List {
@@ -129,10 +132,22 @@ fn told_mode(sandbox: &Sandbox, screen: &Screen) -> String {
 impl Remove {
     pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
         for name in &self.names {
-            let path = format!("/v1/sandboxes/{name}");
-            client.send(Method::DELETE, &path, HeaderMap::new(), Content::Nothing).await?;
-            let gone = serde_json::json!({ "removed": name });
-            screen.either(&gone, |_| format!("{name} is gone"))?;
+            let force = if self.force { "?force=true" } else { "" };
+            let path = format!("/v1/sandboxes/{name}{force}");
+            let answer =
+                client.send(Method::DELETE, &path, HeaderMap::new(), Content::Nothing).await?;
+            let left = match self.force {
+                true => answer.json::<Forced>().await?.left,
+                false => None,
+            };
+            let mut gone = serde_json::json!({ "removed": name });
+            if let (Some(left), Some(told)) = (&left, gone.as_object_mut()) {
+                told.insert("left".to_owned(), left.as_str().into());
+            }
+            screen.either(&gone, |_| match &left {
+                Some(left) => format!("{name} is gone, but for {left}"),
+                None => format!("{name} is gone"),
+            })?;
         }
         Ok(())
     }

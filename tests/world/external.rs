@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use world::client::PATIENT;
 use world::poll::eventually;
-use world::{World, allow};
+use world::{Guest, World, allow};
+
+use crate::crash::taps;
 
 #[test]
 fn a_program_gets_the_tap_of_an_external_sandbox_as_a_descriptor() {
@@ -40,8 +42,8 @@ fn a_program_that_is_not_there_is_an_error_that_names_it() {
 const FAILS: &str = "test -e ENDED || { echo it still runs >&2; exit 1; }";
 
 /// A world whose daemon runs this line of shell when a sandbox is removed.
-fn world_that_removes_by(line: &str, timeout: &str) -> World {
-    let world = World::without_daemon("");
+fn world_that_removes_by(line: &str, timeout: &str, more: &str) -> World {
+    let world = World::without_daemon(more);
     let config = world.dir().join("postern.toml");
     let whole = std::fs::read_to_string(&config).expect("the configuration");
     let line = line.replace("ENDED", &ended(&world).display().to_string());
@@ -61,7 +63,7 @@ fn ended(world: &World) -> PathBuf {
 #[test]
 fn a_daemon_that_starts_waits_for_no_hook() {
     const HANGS: &str = "for i in $(seq 300); do test -e ENDED && exit 0; sleep 0.2; done; exit 1";
-    let world = world_that_removes_by(HANGS, "15s");
+    let world = world_that_removes_by(HANGS, "15s", "");
     let api = world.site("api");
     let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
     guest.reaches(&api);
@@ -92,7 +94,7 @@ fn a_daemon_that_starts_waits_for_no_hook() {
 /// by the next daemon either, reaches nothing, and keeps its slot.
 #[test]
 fn a_sandbox_whose_guest_would_not_end_is_gone_once_it_has() {
-    let world = world_that_removes_by(FAILS, "10s");
+    let world = world_that_removes_by(FAILS, "10s", "");
     let api = world.site("api");
     let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
     guest.reaches(&api);
@@ -118,4 +120,46 @@ fn a_sandbox_whose_guest_would_not_end_is_gone_once_it_has() {
         (world.api("GET", &path, &[]).status == 404).then_some(())
     });
     other.reaches(&api);
+}
+
+/// Promises 28, 59. The operator gives the hook up: everything of ours goes, and the slot is nobody's, by the
+/// next daemon either.
+#[test]
+fn a_removal_by_force_gives_up_a_hook_and_keeps_the_slot_of_its_guest() {
+    let world =
+        world_that_removes_by(FAILS, "10s", "[guests]\nsandboxes = 2\nslot_rest = \"0s\"\n");
+    let api = world.site("api");
+    let (guest, other) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    guest.reaches(&api);
+    let path = format!("/v1/sandboxes/{}", guest.name);
+    let told = world.api("DELETE", &path, &[]);
+    assert_eq!(told.status, 500, "{}", told.text);
+    assert_eq!(world.api("GET", &path, &[]).json["state"], "deleting", "control");
+    let gone = world.cli(&["rm", "--force", &guest.name, "--json"]).ok().json();
+    let left = gone["left"].as_str().expect("what is left").to_owned();
+    assert!(left.contains("guest") && left.contains(&format!("slot {}", guest.slot)), "{left}");
+    assert_eq!(world.api("GET", &path, &[]).status, 404);
+    assert_eq!(taps(&world), [other.slot.tap()], "everything else is gone");
+    world.event_that(&guest.name, "of its end", |record| {
+        let detail = record["detail"].as_str().unwrap_or_default();
+        detail.contains("removed by force") && detail.contains(&left)
+    });
+    for restarted in [false, true] {
+        if restarted {
+            world.daemon().kill();
+            world.daemon().start(&world.host);
+        }
+        let health = world.api("GET", "/v1/health", &[]).json;
+        assert_eq!(health["stuck_slots"], 1, "{restarted}: {health}");
+        let early = world.create(&guest.name, "default", "");
+        assert_eq!(early.status, 503, "{restarted}: {}", early.text);
+        other.reaches(&api);
+    }
+    // What ends is no more kept than without force.
+    std::fs::write(ended(&world), "").expect("it ends");
+    let gone = world.api("DELETE", &format!("/v1/sandboxes/{}?force=true", other.name), &[]);
+    assert_eq!((gone.status, &gone.json["left"]), (200, &serde_json::Value::Null), "{}", gone.text);
+    let next = world.create(&guest.name, "default", &allow(&[&api]));
+    assert_eq!((next.status, &next.json["slot"]), (201, &other.created["slot"]), "{}", next.text);
+    Guest::behind(&world, &guest.name, next.json).reaches(&api);
 }

@@ -202,6 +202,30 @@ pub fn boot_id() -> Option<String> {
     Some(text.trim().to_owned())
 }
 
+/// Whether a process runs as this user, by the kernel's word: the owner of its folder in `/proc` says
+/// less, since a process can have it be root. Where nobody can tell, one does.
+#[must_use]
+pub fn has_processes(uid: u32) -> bool {
+    let Ok(processes) = fs::read_dir("/proc") else { return true };
+    let names = processes.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let pids = names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    // One that ends meanwhile has none.
+    let said = pids.filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok());
+    let mut alive = said.filter(|said| {
+        let ended = |line: &str| line.starts_with("State:\tZ") || line.starts_with("State:\tX");
+        !said.lines().any(ended) || said.lines().any(|line| is_more_than_one("Threads:", line))
+    });
+    alive.any(|said| {
+        let users = said.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+        users.split_ascii_whitespace().any(|user| user.parse() == Ok(uid))
+    })
+}
+
+fn is_more_than_one(field: &str, line: &str) -> bool {
+    let count = line.strip_prefix(field).and_then(|count| count.trim().parse().ok());
+    count.is_some_and(|count: u64| count > 1)
+}
+
 /// What `/proc/<pid>/stat` says of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
@@ -277,6 +301,20 @@ ctypes.CDLL(None).syscall(60, 0)  # exit(2): of this thread alone
         assert!((0..1000).any(|_| seen() && !process.is_alive()), "and then none does");
         child.wait().expect("reaped");
         assert!(!process.is_alive());
+    }
+
+    #[test]
+    fn a_user_has_processes_until_the_last_one_has_ended() {
+        use std::os::unix::process::CommandExt;
+        const USER: u32 = 2_000_977;
+        assert!(!has_processes(USER), "control");
+        let mut child = std::process::Command::new("sleep");
+        let mut child = child.arg("60").uid(USER).spawn().expect("root, and sleep");
+        let there = has_processes(USER);
+        child.kill().expect("killed");
+        assert!(there, "it runs");
+        child.wait().expect("reaped");
+        assert!(!has_processes(USER));
     }
 
     #[test]

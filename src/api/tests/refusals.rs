@@ -10,6 +10,7 @@ async fn whatever_is_refused_is_refused_in_one_form_and_changes_nothing() {
     let daemon = Daemon::start().await;
     daemon.create("demo", "default").await;
     let (client, get, put, post) = (&daemon.local, Method::GET, Method::PUT, Method::POST);
+    let delete = Method::DELETE;
     let before: Value = client.get("/v1/sandboxes/demo/policy").await.expect("policy");
     let big = format!("{{\"name\":\"{}\"}}", "x".repeat(wire::BODY_LIMIT));
     let policy = "/v1/sandboxes/demo/policy";
@@ -110,6 +111,8 @@ async fn whatever_is_refused_is_refused_in_one_form_and_changes_nothing() {
             "progress",
             "`true`",
         ),
+        (&delete, "/v1/sandboxes/demo?force=yes", none(), Kind::Invalid, "force", "`true`"),
+        (&delete, "/v1/sandboxes/demo?forced=true", none(), Kind::Invalid, "forced", "`force`"),
         (&put, policy, toml("[[rule]]\nalow = [\"a.example\"]"), Kind::Invalid, "rule[0]", "allow"),
         (&put, policy, text("{\"rule\":[{\"allow\":[]}]}"), Kind::Invalid, "rule[0].allow", ""),
         (
