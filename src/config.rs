@@ -49,6 +49,8 @@ section! {
         api: Api = Api::default(),
         /// What one tenant may take of the node.
         tenants: Tenants = Tenants::default(),
+        /// What is kept of the node.
+        limits: Limits = Limits::default(),
         /// The world the guests live in.
         guests: Guests = Guests::default(),
         /// How traffic leaves.
@@ -116,8 +118,23 @@ section! {
     Tenants {
         /// Sandboxes of one tenant; 0: as many as the node holds.
         sandboxes: u16 = 0,
+        /// Guest memory of all that have not failed; 0: no bound.
+        memory: Size = Size(0),
+        /// Virtual CPUs of the same; 0: no bound.
+        vcpus: u32 = 0,
+        /// What the disks of all microVMs can grow to; 0: no bound.
+        disk: Size = Size(0),
         /// Connections to the API over TCP by the tokens of one tenant, all together.
         connections: usize = 64,
+    }
+}
+
+section! {
+    /// What is kept of the node for itself.
+    Limits {
+        /// Bytes that are to be free on the disk of `state_dir` where a sandbox is made: the disks of
+        /// guests share it with the journal.
+        state_reserve: Size = Size::mib(256),
     }
 }
 
@@ -312,10 +329,16 @@ impl Config {
             netns: self.guests.netns.clone(),
             egress,
             slots: self.guests.sandboxes,
-            tenant_slots: match self.tenants.sandboxes {
-                0 => u16::MAX,
-                limit => limit,
+            quota: lifecycle::Quota {
+                sandboxes: match self.tenants.sandboxes {
+                    0 => u16::MAX,
+                    limit => limit,
+                },
+                memory_mib: bounded(self.tenants.memory.0) >> 20,
+                vcpus: bounded(u64::from(self.tenants.vcpus)),
+                disk: bounded(self.tenants.disk.0),
             },
+            state_reserve: self.limits.state_reserve.0,
             hold_down: self.guests.slot_rest.0,
             boot_deadline: self.qemu.boot_timeout.0,
             uid_base: self.qemu.uid_base,
@@ -325,6 +348,14 @@ impl Config {
                 limit: self.external.timeout.0,
             },
         }
+    }
+}
+
+/// A bound where there is one: 0 stands for none.
+const fn bounded(limit: u64) -> u64 {
+    match limit {
+        0 => u64::MAX,
+        limit => limit,
     }
 }
 

@@ -45,6 +45,8 @@ pub enum Kind {
     Failed,
     /// 503: the node cannot take it now.
     Unavailable,
+    /// 507: the disk has less room than is kept for the journal.
+    Storage,
 }
 
 impl Kind {
@@ -67,6 +69,7 @@ impl Kind {
             Self::Quota | Self::Busy => S::TOO_MANY_REQUESTS,
             Self::Failed => S::INTERNAL_SERVER_ERROR,
             Self::Unavailable => S::SERVICE_UNAVAILABLE,
+            Self::Storage => S::INSUFFICIENT_STORAGE,
         }
     }
 }

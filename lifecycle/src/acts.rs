@@ -62,6 +62,18 @@ impl Hypervisors {
         Err(Error::Invalid(Field::new("driver", "qemu", &problem, fix)))
     }
 
+    /// Bytes that the disk of a sandbox of this driver can grow to: what its process may write is bounded
+    /// by the size of the image's. None of ours for somebody else's.
+    pub(crate) async fn disk(&self, driver: Driver) -> u64 {
+        match driver {
+            Driver::External => 0,
+            Driver::Qemu => {
+                let base = tokio::fs::metadata(self.image_dir.join("root.ext4")).await;
+                base.map_or(0, |base| base.len())
+            }
+        }
+    }
+
     /// Finds out how guests run here, if any can.
     pub(crate) async fn warm(&self) {
         if self.check(Driver::Qemu).is_ok() {

@@ -21,8 +21,10 @@ pub struct Config {
     pub egress: Vec<IpAddr>,
     /// The highest slot: how many sandboxes this node can hold.
     pub slots: u16,
-    /// How many of them one tenant may take.
-    pub tenant_slots: u16,
+    /// What one tenant may take of the node.
+    pub quota: Quota,
+    /// Bytes that are to be free on the disk of `state_dir` where a sandbox is made.
+    pub state_reserve: u64,
     /// How long a slot is kept from others after use.
     pub hold_down: Duration,
     /// How long a guest may take from its first instruction to its agent's first word.
@@ -31,4 +33,18 @@ pub struct Config {
     pub uid_base: u32,
     /// The operator's hooks for sandboxes of the driver `external`.
     pub hooks: vmm::external::Hooks,
+}
+
+/// What one tenant may take of the node, over all its sandboxes; the largest number where there is no
+/// bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// Sandboxes, in whatever state.
+    pub sandboxes: u16,
+    /// Guest memory in MiB, of those that have not failed.
+    pub memory_mib: u64,
+    /// Virtual CPUs, likewise.
+    pub vcpus: u64,
+    /// Bytes that the disks of microVMs of ours can grow to.
+    pub disk: u64,
 }

@@ -85,6 +85,17 @@ pub enum Error {
         /// How many one may have.
         limit: u16,
     },
+    /// The tenant would have more of something than one may have.
+    #[error("{}: {}; {}", .0.field, .0.problem, .0.fix)]
+    Share(Field),
+    /// The disk of the journal has less free than is kept for it.
+    #[error("{free} bytes are free on the disk with the state, of the {reserve} that are kept")]
+    Reserve {
+        /// Bytes that are free.
+        free: u64,
+        /// Bytes that are kept.
+        reserve: u64,
+    },
     /// As many slots rest after sandboxes of the tenant as are free.
     #[error("as many slots rest after sandboxes of tenant {0} as are free")]
     Resting(TenantName),

@@ -6,6 +6,7 @@
 
 mod birth;
 mod found;
+mod room;
 mod writes;
 
 use std::collections::BTreeMap;

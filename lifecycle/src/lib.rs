@@ -22,9 +22,9 @@ mod state;
 mod threads;
 mod error;
 
-pub use config::Config;
+pub use config::{Config, Quota};
 pub use error::{Error, Field};
 pub use keeper::{Found, Holder, Keeper};
 pub use policies::{PolicyChange, Scope, notes};
-pub use sandbox::{Actor, CreateSpec, Driver, Progress, Sandbox};
+pub use sandbox::{Actor, CreateSpec, Driver, Progress, Sandbox, Wish};
 pub use state::State;

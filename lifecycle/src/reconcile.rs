@@ -105,7 +105,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::config::Config;
+    use crate::config::{Config, Quota};
 
     #[tokio::test]
     async fn a_sandbox_whose_microvm_ended_meanwhile_has_failed_with_a_reason() {
@@ -117,7 +117,8 @@ mod tests {
             netns: "none".to_owned(),
             egress: Vec::new(),
             slots: 1,
-            tenant_slots: 1,
+            quota: Quota { sandboxes: 1, memory_mib: 0, vcpus: 0, disk: 0 },
+            state_reserve: 0,
             hold_down: Duration::ZERO,
             boot_deadline: Duration::ZERO,
             uid_base: 64_000,
@@ -131,6 +132,7 @@ mod tests {
             incarnation: 1,
             memory_mib: 256,
             vcpus: 1,
+            disk: None,
             state: State::Running,
             reason: None,
             process: None,

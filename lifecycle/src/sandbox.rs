@@ -37,11 +37,37 @@ pub struct CreateSpec {
     pub policy: Policy,
 }
 
+/// A sandbox that somebody wants, as far as it needs room.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Its name.
+    pub name: SandboxName,
+    /// Whose it would be.
+    pub tenant: TenantName,
+    /// What would run it.
+    pub driver: Driver,
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Virtual CPUs.
+    pub vcpus: u8,
+}
+
 impl CreateSpec {
     /// Guest memory that may be asked for, in MiB.
     pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 128..=65_536;
     /// Virtual CPUs that may be asked for.
     pub const VCPUS: std::ops::RangeInclusive<u8> = 1..=32;
+
+    /// What room it needs.
+    pub(crate) fn wish(&self) -> Wish {
+        Wish {
+            name: self.name.clone(),
+            tenant: self.tenant.clone(),
+            driver: self.driver,
+            memory_mib: self.memory_mib,
+            vcpus: self.vcpus,
+        }
+    }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !Self::MEMORY_MIB.contains(&self.memory_mib) {

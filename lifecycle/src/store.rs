@@ -46,6 +46,16 @@ const TABLES: &str = "
     INSERT INTO counter VALUES ('revision', 0), ('incarnation', 0);
 ";
 
+/// What the disks of sandboxes can grow to.
+const DISKS: &str = "
+    CREATE TABLE IF NOT EXISTS disk (sandbox TEXT PRIMARY KEY, bytes INTEGER) STRICT;
+";
+
+const SANDBOXES: &str = "
+    SELECT sandbox.rowid, sandbox.*, disk.bytes AS disk
+    FROM sandbox LEFT JOIN disk ON disk.sandbox = sandbox.name ORDER BY incarnation
+";
+
 /// A sandbox as the journal has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
@@ -56,6 +66,8 @@ pub(crate) struct Record {
     pub(crate) incarnation: u64,
     pub(crate) memory_mib: u32,
     pub(crate) vcpus: u8,
+    /// Bytes that its disk can grow to; none where an earlier version made it.
+    pub(crate) disk: Option<u64>,
     pub(crate) state: State,
     pub(crate) reason: Option<String>,
     pub(crate) process: Option<vmm::Process>,
@@ -100,7 +112,7 @@ impl Store {
                 return Err(Error::store("reading the version", path, problem));
             }
         }
-        for later in [RESTS, KEPT] {
+        for later in [RESTS, KEPT, DISKS] {
             connection.execute_batch(later).map_err(fail("making the tables"))?;
         }
         Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
@@ -131,7 +143,7 @@ impl Store {
     pub(crate) async fn sandboxes(&self) -> Result<Vec<Record>, Error> {
         let rows = self.run("reading the sandboxes", |store| {
             store
-                .prepare("SELECT rowid, * FROM sandbox ORDER BY incarnation")?
+                .prepare(SANDBOXES)?
                 .query_map([], |row| Ok((row.get("rowid")?, text(row, "name")?, read_record(row))))?
                 .collect::<rusqlite::Result<Vec<_>>>()
         });
@@ -179,6 +191,10 @@ impl Store {
                 "INSERT OR REPLACE INTO policy VALUES (?1, ?2, ?3)",
                 params![format!("sandbox/{}", record.name), document, revision],
             )?;
+            store.execute(
+                "INSERT OR REPLACE INTO disk VALUES (?1, ?2)",
+                params![record.name.as_str(), record.disk],
+            )?;
             fault::at(Point::SandboxToInsert);
             Ok((incarnation, Revision(revision)))
         })
@@ -223,6 +239,7 @@ impl Store {
                 )?;
             }
             store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
+            store.execute("DELETE FROM disk WHERE sandbox = ?1", [&name])?;
             let gone = store.execute("DELETE FROM sandbox WHERE name = ?1", [name])?;
             fault::at(Point::SandboxToForget);
             Ok(gone)
@@ -309,6 +326,7 @@ mod tests {
             incarnation: 0,
             memory_mib: 256,
             vcpus: 1,
+            disk: Some(7),
             state: State::Creating,
             reason: None,
             process: None,
@@ -340,6 +358,7 @@ mod tests {
         assert_eq!(found[0].name.as_str(), "b");
         assert_eq!(found[0].state, State::Failed);
         assert_eq!(found[0].reason.as_deref(), Some("why"));
+        assert_eq!(found[0].disk, Some(7));
         assert_eq!(found[0].created, UNIX_EPOCH + Duration::from_secs(7));
         let scopes: Vec<_> =
             store.policies().await.unwrap().into_iter().map(|row| row.scope).collect();

@@ -61,6 +61,22 @@ impl From<lifecycle::Error> for Problem {
                     .fix("remove one, or have `tenants.sandboxes` raised")
                     .of(Kind::Quota)
             }
+            E::Share(field) => {
+                let problem = Self::invalid(field.field, "", field.problem).fix(field.fix);
+                Self { value: Some(field.value.into()), ..problem }.of(Kind::Quota)
+            }
+            E::Reserve { free, reserve } => {
+                let problem = format!(
+                    "the disk with the state has {} MiB free, less than the {} MiB that are kept \
+                     for the journal",
+                    free >> 20,
+                    reserve >> 20
+                );
+                let problem = Self::new(Kind::Storage, problem).fix(
+                    "free some room there, remove a sandbox, or have `limits.state_reserve` lowered",
+                );
+                Self { field: Some("limits.state_reserve".into()), ..problem }
+            }
             E::Resting(tenant) => {
                 let problem = "had so many sandboxes of late that as many slots rest after them as \
                                are free";

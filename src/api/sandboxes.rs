@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use lifecycle::{CreateSpec, Scope};
+use lifecycle::{CreateSpec, Scope, Wish};
 use policy::{Policy, PolicyMode};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -250,8 +250,15 @@ impl Api {
                 .fix("leave it out")
                 .of(Kind::Forbidden));
         }
-        self.0.keeper.check_room(&wanted.name, &tenant)?;
-        let memory = wanted.memory.unwrap_or(self.0.defaults.memory);
+        let driver = match wanted.driver {
+            Driver::Qemu => lifecycle::Driver::Qemu,
+            Driver::External => lifecycle::Driver::External,
+        };
+        let memory_mib = mebibytes(wanted.memory.unwrap_or(self.0.defaults.memory))?;
+        let vcpus = wanted.vcpus.unwrap_or(self.0.defaults.vcpus);
+        let name = wanted.name;
+        let wish = Wish { name: name.clone(), tenant: tenant.clone(), driver, memory_mib, vcpus };
+        self.0.keeper.check_room(&wish).await?;
         let (policy, turn) = match wanted.policy {
             Some(policy) => {
                 let turn = self.0.door.turn_to_make(caller).await;
@@ -268,18 +275,7 @@ impl Api {
             }
             None => (Policy::default(), None),
         };
-        let spec = CreateSpec {
-            name: wanted.name,
-            tenant,
-            driver: match wanted.driver {
-                Driver::Qemu => lifecycle::Driver::Qemu,
-                Driver::External => lifecycle::Driver::External,
-            },
-            memory_mib: mebibytes(memory)?,
-            vcpus: wanted.vcpus.unwrap_or(self.0.defaults.vcpus),
-            policy,
-        };
-        Ok((spec, turn))
+        Ok((CreateSpec { name, tenant, driver, memory_mib, vcpus, policy }, turn))
     }
 
     /// What whoever makes it may not expect of its policy.

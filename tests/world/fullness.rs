@@ -33,7 +33,7 @@ fn denied(world: &World, guest: &Guest<'_>, site: &Site) {
 /// at once and forgotten when there is room.
 #[test]
 fn on_a_full_state_disk_nothing_is_half_done_and_it_goes_on_when_there_is_room() {
-    let world = World::without_daemon("");
+    let world = World::without_daemon("[limits]\nstate_reserve = \"0\"\n");
     let room = Room::small(&world.dir().join("state"), 2048);
     world.daemon().start(&world.host);
     let (api, other) = (world.site("api"), world.site("other"));
@@ -85,6 +85,38 @@ fn on_a_full_state_disk_nothing_is_half_done_and_it_goes_on_when_there_is_room()
     assert_eq!(world.api("GET", &path, &[]).json["state"], "failed");
     assert_eq!(world.api("DELETE", &path, &[]).status, 204);
     assert_eq!(taps(&world), [guest.slot.tap()]);
+    drop((guest, doomed));
+    world.daemon().kill();
+}
+
+/// Promises 53, 60. Attack K02. What fills up with the disks of guests takes no more of them, before the journal
+/// has no room; what is there goes on, and goes.
+#[test]
+fn a_sandbox_is_not_made_on_a_state_disk_that_has_less_free_than_is_kept() {
+    let world = World::without_daemon("[limits]\nstate_reserve = \"2M\"\n");
+    let _room = Room::small(&world.dir().join("state"), 4096);
+    world.daemon().start(&world.host);
+    let (api, other) = (world.site("api"), world.site("other"));
+    let (guest, doomed) = (world.guest(&allow(&[&api])), world.guest(&allow(&[&api])));
+    let disk = world.dir().join("state/grown");
+    std::fs::write(&disk, vec![0; 2 << 20]).expect("there is room");
+    let name = world.fresh_name();
+    let refused = world.create(&name, "default", "");
+    assert_eq!(refused.status, 507, "{}", refused.text);
+    let error = &refused.json["error"];
+    assert_eq!(
+        (&error["code"], &error["field"]),
+        (&"storage".into(), &"limits.state_reserve".into())
+    );
+    assert!(error["fix"].as_str().is_some_and(|fix| fix.contains("state_reserve")), "{error}");
+    assert_eq!(world.api("GET", &format!("/v1/sandboxes/{name}"), &[]).status, 404);
+    guest.reaches(&api);
+    assert_eq!(guest.set_policy(&allow(&[&other])).status, 200);
+    guest.reaches(&other);
+    let removed = world.api("DELETE", &format!("/v1/sandboxes/{}", doomed.name), &[]);
+    assert_eq!(removed.status, 204, "{}", removed.text);
+    std::fs::remove_file(&disk).expect("it goes");
+    assert_eq!(world.create(&name, "default", "").status, 201, "there is room again");
     drop((guest, doomed));
     world.daemon().kill();
 }

@@ -154,6 +154,46 @@ fn a_tenant_takes_no_more_sandboxes_than_one_may() {
     assert_eq!(world.create(&names[0], "a", "").status, 201, "there is room again");
 }
 
+/// Promise 60. What fails has no memory any more; what another tenant has does not count.
+#[test]
+fn a_tenant_takes_no_more_memory_and_processors_than_one_may() {
+    let world = World::with("[tenants]\nmemory = \"512M\"\nvcpus = 3\n");
+    let names: Vec<String> = (0..3).map(|_| world.fresh_name()).collect();
+    let create = |name: &str, tenant: &str, memory: &str, vcpus: u8| {
+        let wanted = json!({
+            "name": name, "tenant": tenant, "driver": "external", "memory": memory, "vcpus": vcpus
+        });
+        world.api("POST", "/v1/sandboxes", &["--json", &wanted.to_string()])
+    };
+    let refused = |answer: Answer, field: &str, setting: &str| {
+        assert_eq!(answer.status, 429, "{}", answer.text);
+        let error = &answer.json["error"];
+        assert_eq!((&error["code"], &error["field"]), (&json!("quota"), &json!(field)), "{error}");
+        assert!(error["fix"].as_str().is_some_and(|fix| fix.contains(setting)), "{error}");
+    };
+    let first = create(&names[0], "a", "256M", 1);
+    assert_eq!(first.status, 201, "{}", first.text);
+    refused(create(&names[1], "a", "256M", 3), "vcpus", "tenants.vcpus");
+    refused(create(&names[1], "a", "512M", 1), "memory", "tenants.memory");
+    assert_eq!(create(&names[1], "a", "256M", 2).status, 201, "all of it");
+    refused(create(&names[2], "a", "128M", 1), "memory", "tenants.memory");
+    assert_eq!(create(&names[2], "b", "512M", 3).status, 201, "another tenant's");
+    assert_eq!(world.api("DELETE", &format!("/v1/sandboxes/{}", names[2]), &[]).status, 204);
+    world.daemon().kill();
+    let tap = first.json["tap"].as_str().expect("a tap");
+    let gone = world.taps.command("ip").args(["link", "delete", tap]).status().expect("ip");
+    assert!(gone.success());
+    world.daemon().start(&world.host);
+    eventually("it has failed", PATIENT, || {
+        let shown = world.api("GET", &format!("/v1/sandboxes/{}", names[0]), &[]).json;
+        (shown["state"] == "failed").then_some(())
+    });
+    eventually("there is room again", PATIENT, || {
+        (create(&names[2], "a", "256M", 1).status == 201).then_some(())
+    });
+    refused(create(&world.fresh_name(), "a", "128M", 1), "memory", "tenants.memory");
+}
+
 /// Promise 55. A slot rests after each of its sandboxes, and is nobody's meanwhile.
 #[test]
 fn a_tenant_that_comes_and_goes_leaves_slots_to_others() {

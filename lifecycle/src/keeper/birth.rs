@@ -5,7 +5,6 @@ use std::panic::AssertUnwindSafe;
 
 use fault::Point;
 use futures_util::FutureExt;
-use policy::{SandboxName, TenantName};
 use tokio::time::Instant;
 
 use crate::driver::Handle;
@@ -16,23 +15,9 @@ use crate::policies::{self, Held, Scope, Written};
 use crate::sandbox::{Actor, CreateSpec, Progress, Sandbox};
 use crate::state::State;
 use crate::store::Record;
-use crate::threads::{aside, locked};
+use crate::threads::aside;
 
 impl Keeper {
-    /// Refuses a sandbox whose name is taken, or whose tenant has as many as one may have: as things are
-    /// now, so that nobody's policy is read for nothing.
-    pub fn check_room(&self, name: &SandboxName, tenant: &TenantName) -> Result<(), Error> {
-        if self.handle(name).is_ok() {
-            return Err(Error::Exists(name.clone()));
-        }
-        let limit = self.0.config.tenant_slots;
-        let theirs = |handle: &&Handle| handle.record.tenant == *tenant;
-        if locked(&self.0.handles).values().filter(theirs).count() >= usize::from(limit) {
-            return Err(Error::Quota { tenant: tenant.clone(), limit });
-        }
-        Ok(())
-    }
-
     /// Makes a sandbox and waits until its guest answers. On an error nothing of it is left. The turn
     /// is given back once the policy is ready to judge, whatever became of the caller.
     pub async fn create(
@@ -63,6 +48,7 @@ impl Keeper {
         turn: impl Send + 'static,
     ) -> Result<Handle, Error> {
         let shared = &self.0;
+        let wish = spec.wish();
         let (policy, scope) = (spec.policy, Scope::Sandbox(spec.name.clone()));
         let prepared = aside(move || {
             let prepared = (policy.to_json().to_string(), Written::new(policy, &scope));
@@ -72,10 +58,10 @@ impl Keeper {
         });
         let (document, written) = prepared.await?;
         let birth = shared.births.lock().await;
-        self.check_room(&spec.name, &spec.tenant)?;
+        self.check_room(&wish).await?;
         let slots = &shared.slots;
         // Where one tenant may have all there is, it may have all of that rest, too.
-        let shares = usize::from(shared.config.tenant_slots) < slots.count();
+        let shares = usize::from(shared.config.quota.sandboxes) < slots.count();
         if shares && !slots.leaves_some(&spec.tenant, Instant::now()) {
             return Err(Error::Resting(spec.tenant));
         }
@@ -88,6 +74,7 @@ impl Keeper {
             incarnation: 0,
             memory_mib: spec.memory_mib,
             vcpus: spec.vcpus,
+            disk: Some(shared.hypervisors.disk(spec.driver).await),
             state: State::Creating,
             reason: None,
             process: None,

@@ -22,6 +22,8 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
         incarnation: row.get("incarnation")?,
         driver: intact("driver", parsed(row, "driver"), Driver::default(), &mut damage),
         memory_mib: intact("memory_mib", row.get("memory_mib"), 0, &mut damage),
+        // Only counted: nothing of the sandbox depends on it.
+        disk: row.get("disk").unwrap_or_default(),
         vcpus: intact("vcpus", row.get("vcpus"), 0, &mut damage),
         state: intact("state", parsed(row, "state"), State::Running, &mut damage),
         reason: intact("reason", row.get("reason"), None, &mut damage),
