@@ -55,6 +55,12 @@ pub enum Error {
         /// What was to be asked.
         host: Host,
     },
+    /// Lookups have as many descriptors as they may; nobody was asked.
+    #[error("{host}: no descriptor is left for a lookup")]
+    Exhausted {
+        /// What was to be asked.
+        host: Host,
+    },
     /// The system's resolver configuration could not be read.
     #[error("reading the system's resolver configuration")]
     System(#[source] NetError),
@@ -69,4 +75,12 @@ pub enum Error {
         /// Why not.
         source: NetError,
     },
+}
+
+impl Error {
+    /// Whether a bound of ours is why there are no addresses, and not the name or an upstream.
+    #[must_use]
+    pub fn is_limit(&self) -> bool {
+        matches!(self, Self::OverAllowance { .. } | Self::TooMany { .. } | Self::Exhausted { .. })
+    }
 }

@@ -183,7 +183,7 @@ impl Guest {
         };
         let (family, answer) = match found {
             Ok(found) => found,
-            Err(Error::OverAllowance { .. } | Error::TooMany { .. }) => {
+            Err(error) if error.is_limit() => {
                 return Ruling::refused(ResponseCode::ServFail, Info::Other, Code::Limit, &permit);
             }
             Err(error) => return Ruling::unresolved(&error, &permit),

@@ -97,6 +97,7 @@ struct Known {
 struct Upstream {
     address: SocketAddr,
     client: Client<Sockets>,
+    sockets: Sockets,
     health: Mutex<Health>,
 }
 
@@ -198,6 +199,10 @@ impl Shared {
                         _ => {}
                     }
                 }
+                // That is nobody's fault whom it was to ask.
+                if upstream.sockets.were_refused(asked) {
+                    return Known::failed(Error::Exhausted { host: host.clone() });
+                }
                 if let NetError::Timeout | NetError::Io(_) | NetError::NoConnections = error {
                     upstream.unanswered(asked, &error);
                 }
@@ -226,7 +231,8 @@ impl Upstream {
             connection.port = address.port();
         }
         let servers = config::ResolverConfig::from_parts(None, vec![], vec![server]);
-        let mut builder = Client::builder_with_config(servers, Sockets::default());
+        let sockets = Sockets::default();
+        let mut builder = Client::builder_with_config(servers, sockets.clone());
         let options = builder.options_mut();
         // The cache, the order and the tries are ours; the host's own /etc/hosts is not the guests'.
         options.cache_size = 0;
@@ -241,7 +247,7 @@ impl Upstream {
         options.case_randomization = true;
         let client =
             builder.build().map_err(|source| Error::Client { upstream: address, source })?;
-        Ok(Self { address, client, health: Mutex::default() })
+        Ok(Self { address, client, sockets, health: Mutex::default() })
     }
 
     fn is_aside(&self, now: Instant) -> bool {

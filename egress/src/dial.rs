@@ -95,10 +95,7 @@ impl Dialer {
         let addresses = match permit.target() {
             Target::Address(address) => vec![*address],
             Target::Name(name) => self.resolve(permit, name).await.map_err(|error| {
-                let code = match error {
-                    dns::Error::OverAllowance { .. } | dns::Error::TooMany { .. } => Code::Limit,
-                    _ => Code::Unresolvable,
-                };
+                let code = if error.is_limit() { Code::Limit } else { Code::Unresolvable };
                 because(code).detailed(error)
             })?,
         };
