@@ -10,6 +10,9 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 const VERSION: &[u8] = b"HTTP/";
 
+/// The byte-order mark of UTF-8, which some read over and others take for part of the first word.
+const MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// How much of an empty start is skipped; what has more is HTTP, which skips it, or nothing.
 const MAX_BLANK: usize = 16;
 /// Where a request line that begins like most of them has shown it, longest method included.
@@ -40,9 +43,11 @@ impl Line {
         let line = flight.get(blank..).unwrap_or_default();
         match line.first() {
             _ if blank == MAX_BLANK || begins_request(line) => Sniffed::Http,
-            Some(first) if !is_token(*first) => Sniffed::Other,
-            Some(_) => self.end(line),
             None => Sniffed::NeedMore,
+            Some(_) if line.len() < MARK.len() && MARK.starts_with(line) => Sniffed::NeedMore,
+            Some(b'"') => self.end(line),
+            Some(first) if is_token(*first) || line.starts_with(MARK) => self.end(line),
+            Some(_) => Sniffed::Other,
         }
     }
 
@@ -50,7 +55,8 @@ impl Line {
     /// Behind a letter servers were seen to take all but NUL, and behind a first word that too.
     fn end(&mut self, line: &[u8]) -> Sniffed {
         let line = line.get(..MAX_LINE).unwrap_or(line);
-        let worded = line.first().is_some_and(u8::is_ascii_alphabetic);
+        let word = line.strip_prefix(MARK).unwrap_or(line);
+        let worded = word.first().is_some_and(u8::is_ascii_alphabetic);
         for &byte in line.get(self.seen..).unwrap_or_default() {
             match byte {
                 b'\n' if says_version(line.get(..self.seen).unwrap_or_default()) => {

@@ -88,6 +88,8 @@ const CASES: &[&str] = &[
     "G(T /26 HTTP/1.1~\r\n",
     "GET: /27 HTTP/1.1~\r\n",
     "GET \u{e9} HTTP/1.1~\r\n",
+    "\"GET /28 HTTP/1.1~\r\n",
+    "\u{feff}GET /29 HTTP/1.1~\r\n",
 ];
 
 /// What follows each, to be read as part of it where a server reads it otherwise.

@@ -67,8 +67,7 @@ fn flights() -> impl Strategy<Value = Vec<u8>> {
             }
             flight
         });
-    let text =
-        "[\r\n\t ]{0,3}[!0A-Za-z-]{1,9}[ \t]{0,2}[/*hx ]?[ -~\0]{0,20}( HTTP/1.1)?[\r\n]{0,2}";
+    let text = "[\r\n\t ]{0,3}\u{feff}?[!0\"A-Za-z-]{1,9}[ \t]{0,2}[/*hx ]?[ -~\0]{0,20}( HTTP/1.1)?[\r\n]{0,2}";
     let text = text.prop_map(String::into_bytes);
     prop_oneof![anything, framed, extended, damaged, text]
 }
