@@ -302,6 +302,7 @@ impl Config {
             netns: self.guests.netns.clone(),
             divert_port: self.guests.divert_port,
             nflog_group: self.guests.nflog_group,
+            slots: self.guests.sandboxes,
             limits: egress::Limits {
                 flows: self.guests.flows,
                 packets: self.guests.packets,

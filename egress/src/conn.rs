@@ -94,7 +94,9 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
         Ok(Way::Tunnel(open, flight)) => {
             // The policy it passed by is let go: it may be replaced long before this ends.
             let Open { dialed, account, passed: _ } = *open;
-            carry(&guest, &flow, stream, dialed.stream, Box::new(account), flight).await;
+            let Dialed { stream: far, port, .. } = dialed;
+            carry(&guest, &flow, stream, far, Box::new(account), flight).await;
+            drop(port);
         }
         Ok(Way::Requests(flight)) => {
             Box::pin(http::serve(guest, flow, stream, flight, destination)).await;

@@ -14,13 +14,14 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use nix::sys::socket::{setsockopt, sockopt};
 use policy::judge::Target;
-use policy::{Code, Compiled, Dialable, Host, OwnAddresses, Permit, Protocol, Revision};
+use policy::{Code, Compiled, Dialable, Host, OwnAddresses, Permit, Protocol, Revision, Slot};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::{sleep, timeout};
 
 use crate::buffers;
 use crate::limits::Limits;
+use crate::ports::{Port, Ports};
 use crate::refuse::Refusal;
 use crate::room;
 
@@ -46,6 +47,8 @@ pub(crate) struct Dialer {
     v6: Option<Ipv6Addr>,
     patience: Duration,
     user_timeout: Duration,
+    slot: Slot,
+    ports: Ports,
 }
 
 /// A socket for datagrams to and from one place outside.
@@ -57,6 +60,8 @@ pub(crate) struct Datagrams {
     pub(crate) remote: SocketAddr,
     /// From where: the egress address, and the port the kernel chose.
     pub(crate) egress: SocketAddr,
+    /// That port, to be held as long as the socket and a little longer.
+    pub(crate) port: Port,
 }
 
 /// A connection to the outside.
@@ -68,17 +73,26 @@ pub(crate) struct Dialed {
     pub(crate) remote: SocketAddr,
     /// From where: the egress address, and the port the kernel chose.
     pub(crate) egress: SocketAddr,
+    /// That port, to be held as long as the socket and a little longer.
+    pub(crate) port: Port,
 }
 
 impl Dialer {
-    /// A dialer that leaves from these addresses, the first of each family.
-    pub(crate) fn new(asker: Asker, own: OwnAddresses, egress: &[IpAddr], limits: &Limits) -> Self {
+    /// A dialer for the guest in a slot, that leaves from these addresses, the first of each family.
+    pub(crate) fn new(
+        slot: Slot,
+        asker: Asker,
+        own: OwnAddresses,
+        egress: &[IpAddr],
+        ports: Ports,
+        limits: &Limits,
+    ) -> Self {
         let v4 =
             egress.iter().find_map(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None });
         let v6 =
             egress.iter().find_map(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None });
         let Limits { connect: patience, user_timeout, .. } = *limits;
-        Self { asker, own, v4, v6, patience, user_timeout }
+        Self { asker, own, v4, v6, patience, user_timeout, slot, ports }
     }
 
     /// The addresses that a permit is for and that may be dialled, in the order of RFC 8305 within the
@@ -139,12 +153,14 @@ impl Dialer {
         };
         let remote = policy.judge_address(permit, *address, &self.own)?.address();
         let from = self.source(remote).ok_or_else(|| because(Code::EgressIpUnavailable))?;
-        Self::connected(from, remote).map_err(|error| because(failure(&error)).detailed(error))
+        let port = self.ports.take(self.slot, from, None);
+        port.and_then(|port| Self::connected(from, remote, port))
+            .map_err(|error| because(failure(&error)).detailed(error))
     }
 
     /// The kernel chooses the port, at random, among those that the egress address has left: two
     /// sessions never share one.
-    fn connected(from: IpAddr, remote: SocketAddr) -> io::Result<Datagrams> {
+    fn connected(from: IpAddr, remote: SocketAddr, port: Port) -> io::Result<Datagrams> {
         let socket = std::net::UdpSocket::bind((from, 0))?;
         room::check(&socket)?;
         socket.set_nonblocking(true)?;
@@ -159,7 +175,7 @@ impl Dialer {
             tracing::debug!(%remote, strange, "datagrams from before");
         }
         let egress = socket.local_addr()?;
-        Ok(Datagrams { socket: UdpSocket::from_std(socket)?, remote, egress })
+        Ok(Datagrams { socket: UdpSocket::from_std(socket)?, remote, egress, port })
     }
 
     /// The egress address of the family of a destination.
@@ -207,6 +223,7 @@ impl Dialer {
     async fn connect(&self, to: Dialable, rank: usize) -> io::Result<Dialed> {
         let to = to.address();
         let from = self.source(to).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let mut port = self.ports.take(self.slot, from, Some(to))?;
         let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         room::check(&socket)?;
         // The port is chosen at connect, when the far side is known, so that 28,000 ports are
@@ -232,7 +249,8 @@ impl Dialer {
                 _ => error,
             })?;
         let egress = stream.local_addr()?;
-        Ok(Dialed { stream, remote: to, egress })
+        port.known(egress);
+        Ok(Dialed { stream, remote: to, egress, port })
     }
 }
 

@@ -178,21 +178,22 @@ async fn carry(
     Switched { far, ending }: Switched,
 ) {
     let begin = async {
-        let (far, early) = far.into_switched().await?;
+        let (far, early, port) = far.into_switched().await?;
         timeout(guest.limits.idle, stream.write_all(&early)).await.ok()?.ok()?;
-        Some(far)
+        Some((far, port))
     };
     let begun = tokio::select! {
         biased;
         _ = flow.cut() => None,
         far = begin => far,
     };
-    let Some(far) = begun else { return refuse::reset(stream) };
+    let Some((far, port)) = begun else { return refuse::reset(stream) };
     let cut = async {
         flow.cut().await;
     };
     let Guest { limits, meter, pool, .. } = guest;
     ending.tunnelled(tunnel(stream, far, flight, limits, meter, pool, cut).await);
+    drop(port);
 }
 
 /// Records a cut between two requests: the records of both are closed, or not yet opened.

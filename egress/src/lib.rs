@@ -20,6 +20,7 @@ mod accept;
 mod stream;
 pub mod tunnel;
 mod dial;
+mod ports;
 mod refuse;
 mod closing;
 pub mod framing;

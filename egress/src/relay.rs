@@ -148,7 +148,7 @@ impl Desk {
         let near = near.map_err(|error| because(Code::Limit).detailed(error))?;
         guest.confirm(&flow, &mut passed, far.remote)?;
         let account = Account::open(guest, &flow, Kind::Connection, &passed, far.egress, |_| ());
-        let session = Arc::new(Session::new(near, far.socket, flow));
+        let session = Arc::new(Session::new(near, far.socket, far.port, flow));
         locked(&self.table).insert(key, &session);
         session.send(&guest.meter, payload);
         tokio::spawn(Arc::clone(self).carry(key, session, account));

@@ -36,6 +36,7 @@ use crate::guest::Guest;
 use crate::limits::Limits;
 use crate::link;
 use crate::meter::Meter;
+use crate::ports::Ports;
 use crate::questions;
 use crate::refuse::Refusal;
 use crate::relay::{self, Sockets};
@@ -68,6 +69,9 @@ pub struct Config {
     pub nflog_group: u16,
     /// How often it is looked whether somebody else changed the fence.
     pub look: Duration,
+    /// The highest slot that a sandbox is attached in: among so many the ports of the egress addresses
+    /// are shared.
+    pub slots: u16,
     /// Bounds of each sandbox's connections.
     pub limits: Limits,
     /// Bytes of names that each sandbox may have asked upstream, where it chose them itself.
@@ -110,6 +114,7 @@ struct Shared {
     own: OwnAddresses,
     trail: Trail,
     pool: Pool,
+    ports: Ports,
     seats: Mutex<HashMap<Slot, Seat>>,
     /// One change of a slot at a time. No slot waits for another: an end waits for the connections
     /// that it cuts, and some take their time.
@@ -153,6 +158,7 @@ impl Router {
         })?;
         fence::install_base(&world, config.divert_port).await?;
         let drops = drops::listen(&world, config.nflog_group).await?;
+        let ports = Ports::new(config.slots);
         let shared = Arc::new(Shared {
             config,
             world,
@@ -160,6 +166,7 @@ impl Router {
             own,
             trail,
             pool: Pool::new(PIPES),
+            ports,
             seats: Mutex::default(),
             turns: Mutex::default(),
             watch: Watch::default(),
@@ -360,7 +367,14 @@ impl Shared {
                 self.trail.clone(),
             )),
             pins,
-            dialer: Dialer::new(asker, self.own.clone(), egress, &limits),
+            dialer: Dialer::new(
+                subject.slot,
+                asker,
+                self.own.clone(),
+                egress,
+                self.ports.clone(),
+                &limits,
+            ),
             flows: Flows::new(limits.flows, meter.clone()),
             meter,
             limits,

@@ -1,5 +1,5 @@
-//! What the kernel still holds of a TCP connection of ours: sent or not, its far side has not
-//! acknowledged it.
+//! What the kernel still holds of a TCP connection of ours: what its far side has not acknowledged, and
+//! after its end the connection itself.
 //!
 //! Asked through the kernel's socket diagnosis (`sock_diag(7)`) by both its addresses, in the
 //! namespace of whoever asks, which must be the thread's for good. Only truthful while the caller
@@ -8,6 +8,7 @@
 use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use netlink_sys::{Socket, SocketAddr as Kernel};
@@ -16,8 +17,26 @@ use nix::libc::{AF_INET, AF_INET6, NLMSG_ERROR};
 
 use crate::sever::{IDENTITY, about, answers, errno};
 
-/// Where `struct inet_diag_msg` says how much is queued to be sent.
+/// Where `struct inet_diag_msg` says the state, when its timer ends in milliseconds, and how much is
+/// queued to be sent.
+const STATE: usize = 1;
+const EXPIRES: usize = 52;
 const QUEUED: usize = 60;
+/// States of `net/tcp_states.h`.
+const TIME_WAIT: u8 = 6;
+const CLOSE: u8 = 7;
+const LISTEN: u8 = 10;
+
+/// What is left of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// Nothing: its port is free.
+    Nothing,
+    /// TIME-WAIT, for so long.
+    TimeWait(Duration),
+    /// More than that: it is open, or its end is under way.
+    More,
+}
 
 thread_local! {
     /// What this thread asks by: to make one costs several times what an answer does, and every
@@ -31,6 +50,33 @@ thread_local! {
 /// # Errors
 /// When the kernel cannot be asked.
 pub(crate) fn unacknowledged(ours: SocketAddr, far: SocketAddr) -> io::Result<u32> {
+    match told(ours, far)? {
+        Some(body) => number(&body, QUEUED),
+        None => Ok(0),
+    }
+}
+
+/// What is left of a connection whose socket we have closed.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub(crate) fn left(ours: SocketAddr, far: SocketAddr) -> io::Result<Left> {
+    let Some(body) = told(ours, far)? else { return Ok(Left::Nothing) };
+    Ok(match body.get(STATE) {
+        // Somebody who listens at our port: told where there is no connection.
+        Some(&(CLOSE | LISTEN)) => Left::Nothing,
+        Some(&TIME_WAIT) => Left::TimeWait(Duration::from_millis(number(&body, EXPIRES)?.into())),
+        _ => Left::More,
+    })
+}
+
+fn number(body: &[u8], at: usize) -> io::Result<u32> {
+    let bytes = body.get(at..).and_then(|rest| rest.first_chunk().copied());
+    bytes.map(u32::from_ne_bytes).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// What the kernel says of a connection (`struct inet_diag_msg`); none of one that is gone.
+fn told(ours: SocketAddr, far: SocketAddr) -> io::Result<Option<Vec<u8>>> {
     let mut identity = [0; IDENTITY];
     let mut fill = |at: usize, bytes: &[u8]| {
         let room = identity.get_mut(at..at + bytes.len());
@@ -51,15 +97,12 @@ pub(crate) fn unacknowledged(ours: SocketAddr, far: SocketAddr) -> io::Result<u3
     let answers = answers(&socket)?;
     // Not before: one that has yet to answer would give its answer to the next question.
     ASKING.set(Some(socket));
-    match answers.first() {
-        Some((kind, body)) if i32::from(*kind) == NLMSG_ERROR => match errno(body) {
-            gone if gone == Errno::ENOENT as i32 => Ok(0),
+    match answers.into_iter().next() {
+        Some((kind, body)) if i32::from(kind) == NLMSG_ERROR => match errno(&body) {
+            gone if gone == Errno::ENOENT as i32 => Ok(None),
             errno => Err(io::Error::from_raw_os_error(errno)),
         },
-        Some((_, body)) => {
-            let queued = body.get(QUEUED..).and_then(|rest| rest.first_chunk().copied());
-            queued.map(u32::from_ne_bytes).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
-        }
+        Some((_, body)) => Ok(Some(body)),
         None => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
@@ -89,7 +132,7 @@ mod tests {
         let (mut far, _) = listener.accept().await.expect("accepted");
         let (here, there) = (ours.local_addr().expect("known"), ours.peer_addr().expect("known"));
         assert_eq!(unacknowledged(here, there).expect("told"), 0);
-        let full = std::time::Duration::from_millis(200);
+        let full = Duration::from_millis(200);
         let mut sent = 0;
         let block = [0; 1 << 16];
         while let Ok(written) = tokio::time::timeout(full, ours.write(&block)).await {
@@ -100,9 +143,33 @@ mod tests {
         let mut room = vec![0; sent];
         far.read_exact(&mut room).await.expect("read");
         while unacknowledged(here, there).expect("told") > 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         crate::refuse::reset(ours);
         assert_eq!(unacknowledged(here, there).expect("told"), 0, "gone");
+    }
+
+    #[tokio::test]
+    async fn the_side_that_ends_a_connection_first_has_its_port_taken_for_a_while() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        for first in [true, false] {
+            let ours = connected(listener.local_addr().expect("bound")).await;
+            let (far, _) = listener.accept().await.expect("accepted");
+            let (here, there) =
+                (ours.local_addr().expect("known"), ours.peer_addr().expect("known"));
+            assert_eq!(left(here, there).expect("told"), Left::More, "open");
+            let (one, mut two) = if first { (ours, far) } else { (far, ours) };
+            drop(one);
+            assert_eq!(two.read(&mut [0]).await.expect("its end"), 0);
+            drop(two);
+            let left = left(here, there).expect("told");
+            match first {
+                true => assert!(
+                    matches!(left, Left::TimeWait(left) if left > Duration::from_secs(50)),
+                    "{left:?}"
+                ),
+                false => assert_eq!(left, Left::Nothing),
+            }
+        }
     }
 }

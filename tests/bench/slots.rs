@@ -88,6 +88,7 @@ async fn start(netns: &str) -> Router {
         netns: netns.to_owned(),
         divert_port: 15_000,
         nflog_group: NFLOG_GROUP,
+        slots: Slot::MAX,
         limits: Limits::default(),
         names: Names::default(),
         look: Duration::from_secs(1),

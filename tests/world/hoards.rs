@@ -387,3 +387,46 @@ fn requests_to_two_hosts_by_turns_leave_the_neighbours_their_ports() {
     let connections = world.origin.connections(one.ip).len();
     assert!(connections > usize::from(PORTS), "the control: {connections} connections");
 }
+
+/// Promise 37. Attack B07. Guests that open connections to one host and end them first, which keeps their ports for a
+/// minute, and guests that hold theirs, leave some of the ports that all share to the next guest.
+#[test]
+fn guests_that_open_and_end_connections_to_one_host_leave_their_neighbours_ports() {
+    const PORTS: u16 = 64;
+    let world = World::new();
+    let (api, echo) = (world.site("api"), world.attacker());
+    let rules = with_echo(&api, &echo);
+    let greedy: Vec<Guest<'_>> = (0..3).map(|_| world.guest(&rules)).collect();
+    let other = world.guest(&rules);
+    world.host.run(|| {
+        let range = format!("{FIRST_PORT} {}", FIRST_PORT + PORTS - 1);
+        std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", range).expect("the host's ports");
+    });
+    // A connection that was served, and not ended yet.
+    let open = || {
+        let mut stream = client::connect(echo.at(port::ECHO), PATIENT).ok()?;
+        stream.write_all(b"\0").ok()?;
+        stream.read_exact(&mut [0]).ok().map(|()| stream)
+    };
+    let mut opened = 0;
+    let mut held = Vec::new();
+    for (guest, ends) in greedy.iter().zip([true, true, false]) {
+        guest.run(|| {
+            for mut stream in std::iter::from_fn(open).take(usize::from(PORTS)) {
+                opened += 1;
+                if ends {
+                    stream.shutdown(std::net::Shutdown::Write).expect("the guest's end");
+                    let end = client::read_to_end(&mut stream, &mut Vec::new(), PATIENT);
+                    assert_eq!(end, End::Closed);
+                } else {
+                    held.push(stream);
+                }
+            }
+        });
+    }
+    assert!(opened > PORTS / 2, "the control: {opened} of them were taken");
+    let refused = world.event(&greedy[1].name, &[("outcome", "deny"), ("code", "limit")]);
+    assert!(refused["detail"].as_str().is_some_and(|why| why.contains("port")), "{refused}");
+    assert!(other.run(open).is_some(), "the neighbour is refused");
+    drop(held);
+}

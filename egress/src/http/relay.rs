@@ -35,6 +35,7 @@ use crate::guest::{Guest, Passed};
 use crate::http::wire::{Traffic, Wire};
 use crate::http::{BUFFER, HEAD_BYTES};
 use crate::limits::Limits;
+use crate::ports::Port;
 use crate::refuse;
 use crate::tunnel::Ended;
 use crate::unsent::unacknowledged;
@@ -96,11 +97,13 @@ struct Line {
     traffic: Arc<Traffic>,
     queue: Queue,
     wanted: Arc<AtomicBool>,
+    /// Of the egress address.
+    port: Port,
 }
 
 /// A connection on its way from one task to another; reset when it does not get there.
 #[derive(Debug)]
-struct Handed(Option<(TcpStream, Bytes)>);
+struct Handed(Option<(TcpStream, Bytes, Port)>);
 
 /// A look at what is queued, again and again, as long as it becomes less.
 struct Queue {
@@ -218,6 +221,7 @@ impl Relay {
             traffic: Arc::clone(&traffic),
             queue: Queue::new(dialed.egress, dialed.remote),
             wanted: Arc::clone(&switching),
+            port: dialed.port,
         };
         let task = tokio::spawn(line.carry(connection, give));
         *lock(&self.task) = Some(Task { reset, _guest: gone.drop_guard(), over: task });
@@ -275,7 +279,7 @@ impl Line {
         let stream = parts.io.into_inner().into_stream();
         if whole && self.wanted.load(Relaxed) {
             // Fails only when nobody waits for it any more.
-            let _ = give.send(Handed(Some((stream, parts.read_buf))));
+            let _ = give.send(Handed(Some((stream, parts.read_buf, self.port))));
         } else {
             if whole {
                 // Our end, if it has not been sent yet. Fails on a connection that is gone.
@@ -330,8 +334,9 @@ impl Queue {
 
 impl Drop for Handed {
     fn drop(&mut self) {
-        if let Some((stream, _)) = self.0.take() {
+        if let Some((stream, _, port)) = self.0.take() {
             refuse::reset(stream);
+            drop(port);
         }
     }
 }
@@ -364,7 +369,7 @@ impl Far {
     }
 
     /// The connection after the answer that it is no longer HTTP's. None when it was lost.
-    pub(super) async fn into_switched(self) -> Option<(TcpStream, Bytes)> {
+    pub(super) async fn into_switched(self) -> Option<(TcpStream, Bytes, Port)> {
         let mut handed = self.switched.await.ok()?;
         handed.0.take()
     }

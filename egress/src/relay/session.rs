@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::flows::{Cut, Flow};
 use crate::meter::Meter;
+use crate::ports::Port;
 use crate::relay::socket::{self, Moved};
 use crate::relay::unreachable::Why;
 
@@ -32,6 +33,8 @@ pub(crate) struct Session {
     outward: Tally,
     inward: Tally,
     evicted: CancellationToken,
+    /// That of the far socket.
+    _port: Port,
     /// After the sockets, which are closed first: a cut is over when nobody holds this.
     flow: Arc<Flow>,
 }
@@ -58,7 +61,7 @@ pub(crate) enum End {
 
 impl Session {
     /// From the socket towards the guest and the one towards the outside.
-    pub(crate) fn new(near: UdpSocket, far: UdpSocket, flow: Arc<Flow>) -> Self {
+    pub(crate) fn new(near: UdpSocket, far: UdpSocket, port: Port, flow: Arc<Flow>) -> Self {
         Self {
             near,
             far,
@@ -67,6 +70,7 @@ impl Session {
             outward: Tally::default(),
             inward: Tally::default(),
             evicted: CancellationToken::new(),
+            _port: port,
             flow,
         }
     }

@@ -76,13 +76,17 @@ mod tests {
     use super::*;
     use crate::flows::Flows;
     use crate::meter::Meter;
+    use crate::ports::Ports;
 
     async fn session(flows: &Arc<Flows>) -> Arc<Session> {
         let near = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         let far = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         far.connect(near.local_addr().expect("bound")).await.expect("connected");
         let flow = flows.register().expect("room");
-        Arc::new(Session::new(near, far, Arc::new(flow)))
+        let ports = Ports::new(1);
+        let slot = policy::Slot::new(1).expect("in range");
+        let port = ports.take(slot, Ipv4Addr::LOCALHOST.into(), None).expect("free");
+        Arc::new(Session::new(near, far, port, Arc::new(flow)))
     }
 
     fn key(source: u16) -> Key {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use dns::{Resolver, ResolverConfig};
 use egress::{Attachment, Config, Limits, Rejudged, Router};
 use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{setsockopt, sockopt};
 use policy::{
     AuditRecord, Compiled, Layer, OwnAddresses, Policy, PolicyHandle, Records, Revision, Slot,
     Subject, Trail,
@@ -84,6 +85,7 @@ impl Start {
             netns,
             divert_port: 15_001,
             nflog_group: 7,
+            slots: 16,
             look: Duration::from_secs(1),
             limits: self.limits,
             names: dns::Names::default(),
@@ -278,6 +280,18 @@ impl Place {
     /// A datagram socket on the host.
     pub(crate) fn host_datagrams(&self, address: Ipv4Addr, port: u16) -> UdpSocket {
         adopt(self.land.made('h', move || std::net::UdpSocket::bind((address, port))))
+    }
+
+    /// A connection of another program of the host, from the egress address.
+    pub(crate) fn host_dials(&self, to: (Ipv4Addr, u16)) -> Socket {
+        self.land.made('h', move || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            // The port towards this far side only, as all that dial do.
+            setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
+            socket.bind(&SocketAddr::from((EGRESS, 0)).into())?;
+            socket.connect(&SocketAddr::from(to).into())?;
+            Ok(socket)
+        })
     }
 
     /// A listener on the host.

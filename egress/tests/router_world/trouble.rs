@@ -163,23 +163,75 @@ fn without_a_free_port_towards_a_far_side_the_refusal_says_so_and_others_are_rea
         place.ports_of_the_host(40_000, 40_000 + PORTS - 1);
         let tls = Tls::new(&["www.example.com", "second.example.com"]);
         let origin = tls.echo(place.origin(ORIGIN, 443));
-        let mut held = Vec::new();
-        for _ in 0..PORTS {
-            let stream = soon(place.dial(ORIGIN, 443)).await.expect("connected");
-            held.push(soon(tls.client(stream, "www.example.com")).await.expect("a handshake"));
-        }
+        // Another program of the host has them.
+        let held: Vec<_> = (0..PORTS).map(|_| place.host_dials((ORIGIN, 443))).collect();
         let stream = soon(place.dial(ORIGIN, 443)).await.expect("connected");
         soon(tls.client(stream, "www.example.com")).await.expect_err("refused");
         let deny = place.record(|r| r.outcome == Outcome::Deny).await;
         assert_eq!(deny.code, Some(Code::Limit));
-        assert!(deny.detail.as_deref().is_some_and(|detail| detail.contains("port")), "{deny:?}");
+        assert!(
+            deny.detail.as_deref().is_some_and(|detail| detail.contains("every port")),
+            "{deny:?}"
+        );
 
         let second = tls.echo(place.origin(SECOND, 443));
         let stream = soon(place.dial(SECOND, 443)).await.expect("connected");
         soon(tls.client(stream, "second.example.com")).await.expect("another far side");
-        assert_eq!((count(&origin), count(&second)), (PORTS.into(), 1));
-        let peers = [origin, second].map(|peers| peers.lock().expect("unpoisoned").clone());
-        assert!(peers.iter().flatten().all(|peer| peer.ip() == EGRESS), "{peers:?}");
+        assert_eq!((count(&origin), count(&second)), (held.len(), 1));
+        let peers = second.lock().expect("unpoisoned").clone();
+        assert!(peers.iter().all(|peer| peer.ip() == EGRESS), "{peers:?}");
+    });
+}
+
+/// Attack B07. Connections that a guest ends first keep their ports, and count as its own until the
+/// kernel has done with them; with its share of them taken the refusal says so. Those that the far side
+/// ends first cost nothing, and neither does what is open towards others.
+#[test]
+fn what_a_guest_has_ended_counts_towards_its_share_of_the_ports() {
+    const PORTS: u16 = 32;
+    const SHARE: u16 = PORTS / 2;
+    let rules = r#"
+[[rule]]
+allow = ["93.184.216.34", "93.184.216.35"]
+ports = [2525]
+"#;
+    run(rules, async |place| {
+        place.ports_of_the_host(40_000, 40_000 + PORTS - 1);
+        // Says back one byte; then ends the connection, or waits for the guest to.
+        let serve_at = |address| {
+            serve(place.origin(address, 2525), |mut stream| async move {
+                let word = stream.read_u8().await.unwrap_or_default();
+                let _ = stream.write_u8(word).await;
+                if word == 2 {
+                    let _ = stream.read_u8().await;
+                }
+            })
+        };
+        let (first, second) = (serve_at(ORIGIN), serve_at(SECOND));
+        let visit = async |address, word: u8| {
+            let mut stream = soon(place.dial(address, 2525)).await.expect("connected");
+            stream.write_u8(word).await.expect("sent");
+            let served = soon(stream.read_u8()).await.is_ok();
+            if word == 2 {
+                let _ = stream.shutdown().await;
+            }
+            // To its end, however that comes.
+            let _ = soon(stream.read_u8()).await;
+            served
+        };
+        for _ in 0..2 * PORTS {
+            assert!(visit(ORIGIN, 1).await, "ended by the far side");
+        }
+        for n in 0..SHARE {
+            assert!(visit(ORIGIN, 2).await, "{n} of the share");
+        }
+        assert!(!visit(ORIGIN, 2).await, "over it");
+        let deny = place.record(|r| r.outcome == Outcome::Deny).await;
+        assert_eq!(deny.code, Some(Code::Limit));
+        assert!(deny.detail.as_deref().is_some_and(|why| why.contains("its share")), "{deny:?}");
+        assert_eq!(count(&first), usize::from(2 * PORTS + SHARE), "nothing of it left");
+        assert!(visit(SECOND, 2).await, "another far side");
+        assert_eq!(count(&second), 1);
     });
 }
 
