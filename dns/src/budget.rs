@@ -75,20 +75,20 @@ impl Ledger {
         self.turn(now);
         let passed = matches!(record.outcome, Outcome::Allow | Outcome::Observe);
         if !passed && self.written >= RECORDS {
-            return self.add(record.outcome, record.code);
+            return self.add(record.outcome, record.code, 1);
         }
         self.written += u32::from(!passed);
         self.trail.record(record.about(&self.subject));
     }
 
-    /// Counts a question that was dropped unread.
-    pub(crate) fn dropped(&mut self, now: Instant) {
+    /// Counts questions that were dropped unread.
+    pub(crate) fn dropped(&mut self, now: Instant, count: u64) {
         self.turn(now);
-        self.add(Outcome::Deny, Some(Code::Limit));
+        self.add(Outcome::Deny, Some(Code::Limit), count);
     }
 
-    fn add(&mut self, outcome: Outcome, code: Option<Code>) {
-        *self.sums.entry((outcome, code)).or_default() += 1;
+    fn add(&mut self, outcome: Outcome, code: Option<Code>, count: u64) {
+        *self.sums.entry((outcome, code)).or_default() += count;
     }
 
     fn turn(&mut self, now: Instant) {
@@ -147,7 +147,7 @@ mod tests {
             for outcome in [Outcome::Deny, Outcome::Allow] {
                 ledger.write(start, AuditRecord::new(fault::wall_clock(), Kind::Dns, outcome));
             }
-            ledger.dropped(start);
+            ledger.dropped(start, 1);
         }
         drop(ledger);
         let records: Vec<_> = records.drain().collect();

@@ -116,7 +116,7 @@ impl Guest {
     ) -> Option<Vec<u8>> {
         let start = Instant::now();
         if !budget::question(&mut locked(&self.bucket), start) {
-            locked(&self.ledger).dropped(start);
+            locked(&self.ledger).dropped(start, 1);
             return None;
         }
         let question = match Question::read(query) {
@@ -139,6 +139,12 @@ impl Guest {
         let record = ruling.record(name, question.record_type(), asked, start);
         locked(&self.ledger).write(start, record);
         answer
+    }
+
+    /// Counts messages of the guest that were dropped unread.
+    pub fn dropped(&self, count: usize) {
+        let count = u64::try_from(count).unwrap_or(u64::MAX);
+        locked(&self.ledger).dropped(Instant::now(), count);
     }
 
     async fn rule(&self, question: &Question, host: Option<&Host>) -> Ruling {

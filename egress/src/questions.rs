@@ -25,22 +25,38 @@ use crate::accept;
 pub(crate) const PORT: u16 = 53;
 /// Larger questions do not exist (RFC 1035, section 2.3.4, with one label list and EDNS options).
 const LARGEST: usize = 1500;
+/// Questions of one frame that are answered. A guest may leave it to us to cut a frame into datagrams
+/// (UDP segmentation offload), up to 128 of them, and the fence has counted one. A kernel on the way may
+/// have joined a few that came apart, such as those of a stub for both families.
+const JOINED: usize = 4;
 /// Questions of one guest that may be open at a time; further ones are dropped, and asked again.
 const OPEN: usize = 128;
 /// Pause after a receive that failed; the next datagram is another one.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A datagram of a guest.
+/// Where datagrams of a guest came from and went to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Envelope {
     guest: SockaddrIn,
     asked: Ipv4Addr,
 }
 
+/// What came at once: datagrams of one length, but for the last, each of which may be a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Received {
+    /// Bytes in all, of which the buffer has what it has room for.
+    length: usize,
+    /// Bytes of one, never 0.
+    each: usize,
+    envelope: Envelope,
+}
+
 /// The socket to which the fence diverts one slot's questions. Must be made in the guests' world.
 pub(crate) fn socket(slot: Slot) -> io::Result<std::net::UdpSocket> {
     let socket = accept::facing(slot, Type::DGRAM, Protocol::UDP)?;
     setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
+    // Otherwise the kernel cuts a frame up, and each part costs as much as a frame.
+    setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
     socket.bind(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, PORT).into())?;
     Ok(socket.into())
 }
@@ -52,7 +68,7 @@ pub(crate) async fn serve(socket: UdpSocket, guest: Arc<dns::Guest>) {
     let mut open = JoinSet::new();
     let mut buffer = [0; LARGEST];
     loop {
-        let (length, envelope) = match receive(&socket, &mut buffer).await {
+        let received = match receive(&socket, &mut buffer).await {
             Ok(received) => received,
             Err(error) => {
                 tracing::debug!(%error, "question");
@@ -61,43 +77,72 @@ pub(crate) async fn serve(socket: UdpSocket, guest: Arc<dns::Guest>) {
             }
         };
         while open.try_join_next().is_some() {}
-        let question = match buffer.get(..length) {
-            Some(question) if open.len() < OPEN => question.to_vec(),
-            _ => continue,
-        };
-        let (guest, socket) = (Arc::clone(&guest), Arc::clone(&socket));
-        open.spawn(async move {
-            let asked = SocketAddr::from((envelope.asked, PORT));
-            if let Some(answer) = guest.answer(&question, asked, dns::Transport::Udp).await
-                && let Err(error) = reply(&socket, &answer, envelope).await
-            {
-                tracing::debug!(%error, "answer");
+        let questions = received.questions(&buffer);
+        let (taken, envelope) = (questions.len(), received.envelope);
+        if let Some(dropped) = received.count().checked_sub(taken).filter(|dropped| *dropped > 0) {
+            guest.dropped(dropped);
+        }
+        for question in questions {
+            if open.len() >= OPEN {
+                break;
             }
-        });
+            let question = question.to_vec();
+            let (guest, socket) = (Arc::clone(&guest), Arc::clone(&socket));
+            open.spawn(async move {
+                let asked = SocketAddr::from((envelope.asked, PORT));
+                if let Some(answer) = guest.answer(&question, asked, dns::Transport::Udp).await
+                    && let Err(error) = reply(&socket, &answer, envelope).await
+                {
+                    tracing::debug!(%error, "answer");
+                }
+            });
+        }
     }
 }
 
-async fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<(usize, Envelope)> {
+impl Received {
+    /// How many there are.
+    fn count(&self) -> usize {
+        self.length.div_ceil(self.each).max(1)
+    }
+
+    /// The first of them, those that the buffer has whole.
+    fn questions<'a>(&self, buffer: &'a [u8]) -> Vec<&'a [u8]> {
+        let part = |at: usize| {
+            let begin = at * self.each;
+            buffer.get(begin..(begin + self.each).min(self.length))
+        };
+        (0..self.count().min(JOINED)).map_while(part).collect()
+    }
+}
+
+async fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Received> {
     socket
         .async_io(Interest::READABLE, || {
-            let mut control = nix::cmsg_space!(libc::in_pktinfo);
+            let mut control = nix::cmsg_space!(libc::in_pktinfo, i32);
             let mut parts = [IoSliceMut::new(&mut *buffer)];
-            let flags = MsgFlags::MSG_DONTWAIT;
+            // The length of all of it, whatever there is room for (udp(7)).
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
             let message =
                 recvmsg::<SockaddrIn>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags)?;
-            let asked = message.cmsgs()?.find_map(|control| match control {
-                ControlMessageOwned::Ipv4PacketInfo(info) => {
-                    Some(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)))
+            let (mut asked, mut each) = (None, None);
+            for control in message.cmsgs()? {
+                match control {
+                    ControlMessageOwned::Ipv4PacketInfo(info) => {
+                        asked = Some(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)));
+                    }
+                    ControlMessageOwned::UdpGroSegments(length) => {
+                        each = usize::try_from(length).ok();
+                    }
+                    _ => {}
                 }
-                _ => None,
-            });
-            let cut_off = message.flags.contains(MsgFlags::MSG_TRUNC);
-            match (message.address, asked) {
-                (Some(guest), Some(asked)) if !cut_off => {
-                    Ok((message.bytes, Envelope { guest, asked }))
-                }
-                _ => Err(io::ErrorKind::InvalidData.into()),
             }
+            let (Some(guest), Some(asked)) = (message.address, asked) else {
+                return Err(io::ErrorKind::InvalidData.into());
+            };
+            let length = message.bytes;
+            let each = each.unwrap_or(length).max(1);
+            Ok(Received { length, each, envelope: Envelope { guest, asked } })
         })
         .await
 }
@@ -114,4 +159,30 @@ async fn reply(socket: &UdpSocket, answer: &[u8], envelope: Envelope) -> io::Res
             Ok(())
         })
         .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_came_at_once_the_first_are_questions_and_the_rest_is_counted() {
+        let buffer: Vec<u8> = (0..100).collect();
+        let envelope =
+            Envelope { guest: SockaddrIn::new(10, 0, 0, 1, 5), asked: Ipv4Addr::LOCALHOST };
+        for (length, each, count, lengths) in [
+            (30, 30, 1, vec![30]),
+            (0, 1, 1, vec![0]),
+            (60, 30, 2, vec![30, 30]),
+            (70, 30, 3, vec![30, 30, 10]),
+            (64_000, 20, 3200, vec![20; 4]),
+            (64_000, 40, 1600, vec![40, 40]),
+            (101, 101, 1, vec![]),
+            (110, 60, 2, vec![60]),
+        ] {
+            let received = Received { length, each, envelope };
+            let found: Vec<_> = received.questions(&buffer).iter().map(|one| one.len()).collect();
+            assert_eq!((received.count(), found), (count, lengths), "{length} in parts of {each}");
+        }
+    }
 }

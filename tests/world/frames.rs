@@ -7,7 +7,7 @@ use etherparse::{
     EtherType, IpFragOffset, IpNumber, Ipv4Header, Ipv4Options, PacketBuilder, VlanId,
 };
 use hickory_proto::rr::RecordType;
-use policy::net::{GATEWAY_MAC, GUEST_IP, GUEST_MAC};
+use policy::net::{GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC};
 use world::client::{self, PATIENT};
 use world::poll::eventually;
 use world::wire::{Seen, Wire};
@@ -220,7 +220,7 @@ fn a_frame_that_is_not_plainly_the_guests_own_is_dropped_counted_and_in_the_audi
         ("SSDP", "destination", datagram((4000, 1900), [239, 255, 255, 250])),
         ("DHCP, asking", "destination", datagram((68, 67), [255; 4])),
         ("DHCP, answering", "destination", datagram((67, 68), [255; 4])),
-        ("DHCP to the gateway", "udp", datagram((68, 67), policy::net::GATEWAY_IP.octets())),
+        ("DHCP to the gateway", "udp", datagram((68, 67), GATEWAY_IP.octets())),
         ("DHCP to far away", "udp", datagram((67, 67), sink.ip.octets())),
         ("NetBIOS to the subnet", "destination", datagram((137, 137), [169, 254, 100, 3])),
         ("multicast", "destination", to([224, 0, 0, 251])),
@@ -228,7 +228,7 @@ fn a_frame_that_is_not_plainly_the_guests_own_is_dropped_counted_and_in_the_audi
         ("loopback", "destination", to([127, 0, 0, 1])),
         ("another guest", "destination", to(other.internal().octets())),
         ("ARP for another", "arp", arp(GUEST_IP, other.internal())),
-        ("ARP under another address", "arp", arp(sink.ip, policy::net::GATEWAY_IP)),
+        ("ARP under another address", "arp", arp(sink.ip, GATEWAY_IP)),
     ];
     let heard_by_other = Wire::tapped(&other.netns);
     for (_, _, frame) in &cases {
@@ -264,6 +264,53 @@ fn a_frame_that_is_not_plainly_the_guests_own_is_dropped_counted_and_in_the_audi
         (!world.names.asked(&probe.name).is_empty()).then_some(())
     });
     guest.reaches(&api);
+}
+
+/// Attacks A10, C16. A guest may leave it to us to cut one frame into many datagrams (UDP segmentation offload), and
+/// the fence has counted one: of so many questions the first few are answered, and the rest is counted.
+#[test]
+fn of_a_frame_that_is_cut_into_questions_only_the_first_are_answered() {
+    const FLAGS_NEEDS_CSUM: u8 = 1;
+    const GSO_UDP_L4: u8 = 5;
+    const QUESTIONS: usize = 40;
+    let world = World::shared();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    let denied = question(&world.attacker().name);
+    let send = |count: usize| {
+        let frame = ipv4(GUEST_IP, GATEWAY_IP, &denied.repeat(count), |_| {});
+        let size = u16::try_from(denied.len()).expect("short");
+        let mut bytes = vec![FLAGS_NEEDS_CSUM, GSO_UDP_L4];
+        // Header length, segment size, checksum start and offset, buffers.
+        bytes.extend([42, size, 34, 6, 0].map(u16::to_le_bytes).concat());
+        bytes.extend_from_slice(&frame);
+        guest.cable.inject_raw(&bytes)
+    };
+    // A kernel from before Linux 6.2 does not know such frames, and refuses them.
+    if send(2).is_err_and(|error| error.kind() == std::io::ErrorKind::InvalidInput) {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("its release");
+        assert!(release.starts_with("5.") || release.starts_with("6.1."), "{release}");
+        return;
+    }
+    let told = |code: &str| -> u64 {
+        let events = world.events(&guest.name);
+        let ours = events.iter().filter(|event| event["kind"] == "dns" && event["code"] == code);
+        ours.map(|event| event["count"].as_u64().unwrap_or(1)).sum()
+    };
+    eventually("the control: both of two are answered", PATIENT, || {
+        (told("no-rule") == 2).then_some(())
+    });
+    send(QUESTIONS).expect("the tap takes it");
+    eventually("every question is told or counted", PATIENT, || {
+        // What is counted is told when another second has begun.
+        guest.run(|| {
+            client::ask_udp((GATEWAY_IP, 53).into(), &client::query(&api.name, RecordType::A))
+                .expect("an answer")
+        });
+        (told("limit") > 0).then_some(())
+    });
+    assert_eq!(told("limit"), 36, "of {QUESTIONS}");
+    assert_eq!(told("no-rule"), 2 + 4);
 }
 
 /// Promise 11. Attack A10. The header before a frame is the guest's word too: wrong lengths and offsets, and
