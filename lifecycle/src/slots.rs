@@ -24,8 +24,8 @@ struct Table {
     held: BTreeMap<Slot, Rest>,
 }
 
-/// What of the last guest keeps a slot from all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What of the last guest keeps a slot from all; for longer, the further down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stuck {
     /// A tap or parts of a fence.
     Network,
@@ -71,11 +71,12 @@ impl Slots {
         self.table().take(now)
     }
 
-    /// Keeps a slot from all until it is given back.
+    /// Keeps a slot from all until it is given back. What keeps it already is not forgotten over less.
     pub(crate) fn keep(&self, slot: Slot, stuck: Stuck) {
         let mut table = self.table();
         table.taken.insert(slot);
-        table.stuck.insert(slot, stuck);
+        let known = table.stuck.entry(slot).or_insert(stuck);
+        *known = stuck.max(*known);
     }
 
     /// The slots that are kept from all, and by what.
@@ -169,8 +170,11 @@ mod tests {
         let slots = Slots::new(1, Duration::from_secs(3));
         let slot = slots.take(start).unwrap();
         slots.keep(slot, Stuck::Network);
+        slots.keep(slot, Stuck::Guest);
+        slots.keep(slot, Stuck::Network);
+        assert_eq!(slots.stuck(), [(slot, Stuck::Guest)], "a tap that would not go is less");
         let later = start + Duration::from_secs(3600);
-        assert_eq!((slots.take(later), slots.stuck()), (None, vec![(slot, Stuck::Network)]));
+        assert_eq!((slots.take(later), slots.stuck()), (None, vec![(slot, Stuck::Guest)]));
         slots.give_back(slot, None, later);
         assert_eq!((slots.take(later), slots.stuck()), (None, vec![]), "it rests");
         assert_eq!(slots.take(later + Duration::from_secs(4)), Some(slot));
