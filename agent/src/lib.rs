@@ -4,7 +4,7 @@
 //! as hostile, so a message that is too long, unknown or malformed ends the connection.
 //!
 //! The order of a connection: the guest says [`FromGuest::Hello`]; the host may send
-//! [`FromHost::Clock`], then sends [`FromHost::Exec`]; then streams both ways until the guest sends
+//! [`FromHost::Clock`] and [`FromHost::Entropy`], then sends [`FromHost::Exec`]; then streams both ways until the guest sends
 //! [`FromGuest::Exit`] or [`FromGuest::Failed`] and closes. A host that closes, even half, has left:
 //! the guest kills the command's process group.
 //!
@@ -21,3 +21,6 @@ pub use message::{Exec, FromGuest, FromHost, Hello, Status};
 
 /// The version of this protocol, in [`Hello`]. A host speaks to the same version only.
 pub const VERSION: u16 = 1;
+
+/// Bytes of one [`FromHost::Entropy`] at most.
+pub const MAX_ENTROPY: usize = 512;

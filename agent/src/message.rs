@@ -19,6 +19,9 @@ pub struct Hello {
     pub version: u16,
     /// The guest kernel's boot id: moves when the guest was booted again.
     pub boot_id: String,
+    /// Whether it takes [`FromHost::Entropy`]: agents of older images do not, and would hang up.
+    #[serde(default)]
+    pub reseeds: bool,
 }
 
 /// A command to run, without a shell.
@@ -53,6 +56,9 @@ pub enum Status {
 pub enum FromHost {
     /// The time, in nanoseconds since the Unix epoch.
     Clock(u64),
+    /// Random bytes, at most [`crate::MAX_ENTROPY`]: the kernel's generator begins anew with them. A guest
+    /// that was saved goes on with the one it had, and so does every copy of it.
+    Entropy(Vec<u8>),
     /// Run this; once per connection.
     Exec(Exec),
     /// Bytes for its standard input.
@@ -80,6 +86,7 @@ const CLOCK: u8 = 1;
 const EXEC: u8 = 2;
 const STDIN: u8 = 3;
 const STDIN_END: u8 = 4;
+const ENTROPY: u8 = 5;
 const HELLO: u8 = 129;
 const FAILED: u8 = 130;
 const STDOUT: u8 = 131;
@@ -93,6 +100,7 @@ impl Message for FromHost {
             EXEC => read(kind, payload).map(Self::Exec),
             STDIN => Ok(Self::Stdin(payload.to_vec())),
             STDIN_END => Ok(Self::StdinEnd),
+            ENTROPY => Ok(Self::Entropy(payload.to_vec())),
             kind => Err(Error::UnknownKind { kind }),
         }
     }
@@ -103,6 +111,7 @@ impl Message for FromHost {
             Self::Exec(exec) => (EXEC, write(exec)),
             Self::Stdin(bytes) => (STDIN, Cow::Borrowed(bytes)),
             Self::StdinEnd => (STDIN_END, Cow::Borrowed(&[])),
+            Self::Entropy(bytes) => (ENTROPY, Cow::Borrowed(bytes)),
         }
     }
 }
@@ -163,17 +172,22 @@ mod tests {
             user: Option<String>, bytes: Vec<u8>,
         ) {
             let exec = Exec { argv, env, cwd, user };
-            for said in [FromHost::Clock(nanos), FromHost::Exec(exec), FromHost::Stdin(bytes), FromHost::StdinEnd] {
+            for said in [
+                FromHost::Clock(nanos), FromHost::Entropy(bytes.clone()), FromHost::Exec(exec),
+                FromHost::Stdin(bytes), FromHost::StdinEnd,
+            ] {
                 prop_assert_eq!(there_and_back(&said), said);
             }
         }
 
         #[test]
         fn what_the_guest_says_arrives(
-            version: u16, text: String, out: Vec<u8>, err: Vec<u8>, code: i32, signal: i32,
+            version: u16, text: String, reseeds: bool, out: Vec<u8>, err: Vec<u8>, code: i32,
+            signal: i32,
         ) {
+            let hello = Hello { version, boot_id: text.clone(), reseeds };
             for said in [
-                FromGuest::Hello(Hello { version, boot_id: text.clone() }), FromGuest::Failed(text),
+                FromGuest::Hello(hello), FromGuest::Failed(text),
                 FromGuest::Stdout(out), FromGuest::Stderr(err), FromGuest::Exit(Status::Code(code)),
                 FromGuest::Exit(Status::Signal(signal)),
             ] {
@@ -186,6 +200,13 @@ mod tests {
             let (host, guest) = (FromHost::parse(kind, &payload), FromGuest::parse(kind, &payload));
             prop_assert!(host.is_err() || guest.is_err(), "no kind belongs to both sides");
         }
+    }
+
+    #[test]
+    fn a_hello_of_an_older_agent_takes_no_entropy() {
+        let payload = br#"{"version":1,"boot_id":"x"}"#;
+        let hello = FromGuest::parse(HELLO, payload).expect("well formed");
+        assert!(matches!(hello, FromGuest::Hello(Hello { reseeds: false, .. })));
     }
 
     #[test]

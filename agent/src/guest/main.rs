@@ -2,7 +2,7 @@
 //!
 //! One static program, three parts: as process 1 it boots the guest and reaps; `serve` is the agent,
 //! started by process 1; called `poweroff` it asks process 1 to end. Interprets no shell.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 use std::env;
 use std::path::Path;
@@ -17,6 +17,7 @@ mod network;
 mod serve;
 mod session;
 mod spawn;
+mod entropy;
 mod cmdline;
 
 fn main() -> ExitCode {

@@ -22,6 +22,7 @@ use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use crate::entropy::reseed;
 use crate::spawn::spawn;
 
 /// Bytes read at once.
@@ -38,12 +39,13 @@ pub(crate) fn serve<S: Read + Write + AsFd>(peer: S) -> io::Result<()> {
     let mut peer = Peer { stream: peer, decoder: Decoder::default(), outbound: Vec::new() };
     set_nonblocking(peer.stream.as_fd())?;
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
-    peer.say(&FromGuest::Hello(Hello { version: VERSION, boot_id }))?;
+    peer.say(&FromGuest::Hello(Hello { version: VERSION, boot_id, reseeds: true }))?;
     peer.flush_all()?;
     let exec = loop {
         match peer.next()? {
             FromHost::Exec(exec) => break exec,
             FromHost::Clock(nanos) => set_clock(nanos)?,
+            FromHost::Entropy(bytes) => reseed(&bytes)?,
             FromHost::Stdin(_) | FromHost::StdinEnd => return Err(refused("input before exec")),
         }
     };
@@ -268,6 +270,7 @@ impl<S: Read + Write + AsFd> Running<S> {
                 FromHost::Stdin(bytes) if !self.stdin_ends => self.inbound.extend(bytes),
                 FromHost::StdinEnd => self.stdin_ends = true,
                 FromHost::Clock(nanos) => set_clock(nanos)?,
+                FromHost::Entropy(bytes) => reseed(&bytes)?,
                 FromHost::Stdin(_) => return Err(refused("input after its end")),
                 FromHost::Exec(_) => return Err(refused("a second exec")),
             }
