@@ -43,6 +43,10 @@ section! {
     Config {
         /// Journal and disks of the sandboxes.
         state_dir: PathBuf = "/var/lib/postern".into(),
+        /// The memory of the guests, as files, in a folder of this installation alone; empty: beside their
+        /// disks. On a disk it can be written out when the host is short of memory, and is once a guest
+        /// sleeps; in a tmpfs nothing of it is written, and it stays in the host's memory.
+        memory_dir: PathBuf = PathBuf::new(),
         /// Sockets and consoles; may be gone after a reboot.
         run_dir: PathBuf = "/run/postern".into(),
         /// Who may command the daemon, and how.
@@ -213,13 +217,18 @@ section! {
 }
 
 section! {
-    /// The `external` driver: programs run when a sandbox comes and goes, argument by argument.
+    /// The `external` driver: programs run when a sandbox comes and goes, argument by argument. It sleeps
+    /// only where the last two of them are there.
     External {
         /// Run after the tap exists.
         on_create: Vec<String> = Vec::new(),
         /// Run before the tap goes.
         on_remove: Vec<String> = Vec::new(),
-        /// How long either may take.
+        /// Run when the guest must stop and let go of the tap, to be resumed later.
+        on_standby: Vec<String> = Vec::new(),
+        /// Run when it is to go on from there, on the same tap.
+        on_resume: Vec<String> = Vec::new(),
+        /// How long each may take.
         timeout: Span = Span::seconds(10),
     }
 }
@@ -324,6 +333,10 @@ impl Config {
     pub fn keeper(&self, egress: Vec<IpAddr>) -> lifecycle::Config {
         lifecycle::Config {
             state_dir: self.state_dir.clone(),
+            memory_dir: match self.memory_dir.as_os_str().is_empty() {
+                true => self.state_dir.clone(),
+                false => self.memory_dir.clone(),
+            },
             run_dir: self.run_dir.clone(),
             image_dir: self.qemu.image.clone(),
             qemu: self.qemu.binary.clone(),
@@ -346,6 +359,8 @@ impl Config {
             hooks: vmm::Hooks {
                 on_create: self.external.on_create.clone(),
                 on_remove: self.external.on_remove.clone(),
+                on_standby: self.external.on_standby.clone(),
+                on_resume: self.external.on_resume.clone(),
                 limit: self.external.timeout.0,
             },
         }

@@ -19,6 +19,10 @@ pub enum On {
     Remove,
     /// The same, by the driver `qemu` only.
     RemoveQemu,
+    /// A sandbox goes to sleep, by the driver `qemu` only.
+    SaveQemu,
+    /// It wakes up, likewise.
+    ResumeQemu,
     /// A policy is written.
     Policy,
     /// Records are written to the audit.
@@ -78,6 +82,13 @@ points! {
     AgentToGreet Create,
     AgentGreeted Create,
     RunningNoted Create,
+    QemuPaused SaveQemu,
+    QemuStateBegun SaveQemu,
+    QemuStateWritten SaveQemu,
+    QemuStateNamed SaveQemu,
+    QemuStateLoaded ResumeQemu,
+    QemuStateConsumed ResumeQemu,
+    QemuUnpaused ResumeQemu,
     ProcessToStop Remove,
     QemuKilled RemoveQemu,
     ProcessStopped Remove,

@@ -1,7 +1,7 @@
 //! What each act of the machine does: the only file of this room that touches taps, processes and
 //! the agent. Every undoing is good for things that are not there.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -252,7 +252,7 @@ impl Acts {
     }
 
     async fn remove_files(&self, name: &SandboxName) -> Result<(), Boxed> {
-        for dir in [self.run_dir(name), self.state_dir(name)] {
+        for dir in [self.run_dir(name), self.memory_dir(name), self.state_dir(name)] {
             match tokio::fs::remove_dir_all(&dir).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
                 _ => fault::at(Point::RunFilesRemoved),
@@ -274,6 +274,8 @@ impl Acts {
             cmdline: String::new(),
             base: image("root.ext4"),
             disk: self.state_dir(&record.name).join("disk.qcow2"),
+            memory: self.memory_dir(&record.name).join("memory"),
+            state: self.state_dir(&record.name).join("state"),
             run_dir: self.run_dir(&record.name),
             uid: self.uid(record.slot),
         }
@@ -285,6 +287,10 @@ impl Acts {
 
     fn run_dir(&self, name: &SandboxName) -> PathBuf {
         below(&self.config.run_dir, name)
+    }
+
+    fn memory_dir(&self, name: &SandboxName) -> PathBuf {
+        below(&self.config.memory_dir, name)
     }
 
     fn state_dir(&self, name: &SandboxName) -> PathBuf {
@@ -310,7 +316,8 @@ pub(crate) async fn exec(
     Ok(stream)
 }
 
-/// Connects to the agent, hears its hello and tells it the time.
+/// Connects to the agent, hears its hello, and tells it the time and random bytes: both may have stood
+/// still, and nothing of a connection tells whether.
 async fn hello(router: &Router, record: &Record) -> Result<GuestStream, String> {
     let port = policy::net::AGENT_PORT;
     let mut stream = router
@@ -318,21 +325,32 @@ async fn hello(router: &Router, record: &Record) -> Result<GuestStream, String> 
         .await
         .map_err(|error| format!("cannot be reached: {}", crate::error::chain(&error)))?;
     let said = timeout(HELLO, first_word(&mut stream)).await;
-    match said {
-        Ok(Ok(FromGuest::Hello(hello))) if hello.version == agent::VERSION => {}
+    let hello = match said {
+        Ok(Ok(FromGuest::Hello(hello))) if hello.version == agent::VERSION => hello,
         Ok(Ok(FromGuest::Hello(hello))) => {
             return Err(format!("speaks version {}, not {}", hello.version, agent::VERSION));
         }
         Ok(Ok(_)) => return Err("did not begin with a hello".to_owned()),
         Ok(Err(problem)) => return Err(problem),
         Err(_) => return Err(format!("said nothing within {HELLO:?}")),
-    }
+    };
     let now = fault::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
     let clock = FromHost::Clock(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
     let mut bytes = Vec::new();
     clock.encode(&mut bytes).map_err(|error| error.to_string())?;
+    if hello.reseeds {
+        let fresh = fresh().map_err(|error| format!("gets no entropy: {error}"))?;
+        FromHost::Entropy(fresh).encode(&mut bytes).map_err(|error| error.to_string())?;
+    }
     stream.write_all(&bytes).await.map_err(|error| format!("went away: {error}"))?;
     Ok(stream)
+}
+
+/// Random bytes of the host's, for a guest whose own may have been slept over or copied.
+fn fresh() -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 32];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Reads one message and not a byte more, since what follows belongs to whoever gets the stream.

@@ -9,6 +9,8 @@ use std::time::Duration;
 pub struct Config {
     /// The journal and the private disks; survives a reboot.
     pub state_dir: PathBuf,
+    /// The memory of the guests, as files; of this installation alone.
+    pub memory_dir: PathBuf,
     /// Sockets, consoles; gone after a reboot.
     pub run_dir: PathBuf,
     /// The guest image: `vmlinuz`, `initrd.img`, `root.ext4`.

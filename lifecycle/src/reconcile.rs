@@ -111,6 +111,7 @@ mod tests {
     async fn a_sandbox_whose_microvm_ended_meanwhile_has_failed_with_a_reason() {
         let hypervisors = Hypervisors::new(&Config {
             state_dir: "/nonexistent".into(),
+            memory_dir: "/nonexistent".into(),
             run_dir: "/nonexistent".into(),
             image_dir: "/nonexistent".into(),
             qemu: "/nonexistent".into(),

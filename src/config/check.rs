@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::config::Config;
+use crate::config::{Config, External};
 use crate::problem::Problem;
 use crate::units::{Size, Span};
 
@@ -14,12 +14,15 @@ impl Config {
         self.check_egress()?;
         for (field, path) in [
             ("state_dir", &self.state_dir),
+            ("memory_dir", &self.memory_dir),
             ("run_dir", &self.run_dir),
             ("api.socket", &self.api.socket),
             ("qemu.image", &self.qemu.image),
             ("audit.dir", &self.audit.dir),
         ] {
-            if !path.is_absolute() {
+            // What may be left empty has no other empty value.
+            let left_out = field == "memory_dir" && path.as_os_str().is_empty();
+            if !path.is_absolute() && !left_out {
                 let given = path.to_string_lossy();
                 return Err(Problem::invalid(field, &given, "is not an absolute path")
                     .fix("begin it with `/`"));
@@ -42,6 +45,17 @@ impl Config {
                 .fix("use up to 64 letters, digits, `-`, `_` and `.`"));
         }
         self.check_log()?;
+        let External { on_standby, on_resume, .. } = &self.external;
+        for (field, given, missing) in [
+            ("external.on_standby", on_standby, on_resume),
+            ("external.on_resume", on_resume, on_standby),
+        ] {
+            if let (Some(program), true) = (given.first(), missing.is_empty()) {
+                let problem =
+                    Problem::invalid(field, program, "is there without the other of its pair");
+                return Err(problem.fix("give `on_standby` and `on_resume`, or neither"));
+            }
+        }
         // Ranges: field, value, smallest, largest.
         let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         for (field, given, least, most) in [

@@ -56,6 +56,8 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
         ("nmae = 1".into(), "nmae", 1, "the keys here"),
         ("stat_dir = \"/x\"".into(), "stat_dir", 1, "did you mean `state_dir`?"),
         ("state_dir = \"x\"".into(), "state_dir", 1, "begin it with `/`"),
+        ("memory_dir = \"x\"".into(), "memory_dir", 1, "begin it with `/`"),
+        ("[external]\non_resume = [\"x\"]".into(), "external.on_resume", 2, "`on_standby`"),
         ("[dns]\ntimout = \"5s\"".into(), "dns.timout", 2, "did you mean `timeout`?"),
         ("[log]\nfilter = \"loud\"".into(), "log.filter", 2, "off, error, warn"),
         ("[log]\nfilter = \"info,egress=laut\"".into(), "log.filter", 2, "egress=debug"),

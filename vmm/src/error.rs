@@ -73,6 +73,17 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A file of a saved machine from which it cannot go on.
+    #[error("cannot resume from {path}: {problem}")]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, after its name.
+        problem: String,
+    },
+    /// A machine that cannot sleep, with the reason.
+    #[error("cannot sleep: {0}")]
+    Sleepless(&'static str),
     /// The process belongs to another driver.
     #[error("a process of driver {0} cannot be handled here: that driver is not configured")]
     OtherDriver(&'static str),

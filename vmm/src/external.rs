@@ -1,4 +1,4 @@
-//! A machine that somebody else runs: we own the tap and the fence, they get two hooks.
+//! A machine that somebody else runs: we own the tap and the fence, they get hooks.
 //!
 //! Hooks come from the operator's configuration only, never from a request. No shell: a hook is a
 //! program and its arguments, run with a small environment and a bound on its time.
@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::error::{Error, said};
-use crate::hypervisor::{DriverName, Hypervisor, Machine, Process};
+use crate::hypervisor::{DriverName, Hypervisor, Machine, Process, Saved};
 
 /// How long the error output of a hook that has ended is read on.
 const LAST_WORDS: Duration = Duration::from_millis(100);
@@ -28,6 +28,10 @@ pub struct Hooks {
     pub on_create: Vec<String>,
     /// Run when the machine must let go of the tap; empty for none.
     pub on_remove: Vec<String>,
+    /// Run when the guest must stop and let go of the tap, to be resumed later; empty: it cannot sleep.
+    pub on_standby: Vec<String>,
+    /// Run when the tap may be opened again and the guest is to go on; empty: it cannot sleep.
+    pub on_resume: Vec<String>,
     /// How long a hook may take.
     pub limit: Duration,
 }
@@ -35,7 +39,13 @@ pub struct Hooks {
 impl Default for Hooks {
     /// None, and 10 seconds for one that is added.
     fn default() -> Self {
-        Self { on_create: Vec::new(), on_remove: Vec::new(), limit: Duration::from_secs(10) }
+        Self {
+            on_create: Vec::new(),
+            on_remove: Vec::new(),
+            on_standby: Vec::new(),
+            on_resume: Vec::new(),
+            limit: Duration::from_secs(10),
+        }
     }
 }
 
@@ -68,6 +78,42 @@ impl Hypervisor for External {
 
     async fn stop(&self, process: &Process) -> Result<(), Error> {
         self.run(&self.hooks.on_remove, process).await
+    }
+
+    fn can_sleep(&self) -> bool {
+        !self.hooks.on_standby.is_empty() && !self.hooks.on_resume.is_empty()
+    }
+
+    /// Runs `on_standby`, which stops the guest and keeps it in one: nobody may see it run after this.
+    async fn pause(&self, process: &Process) -> Result<(), Error> {
+        if !self.can_sleep() {
+            return Err(Error::Sleepless(
+                "no `external.on_standby` and `on_resume` are configured",
+            ));
+        }
+        self.run(&self.hooks.on_standby, process).await
+    }
+
+    /// Runs `on_resume`.
+    async fn unpause(&self, process: &Process, _machine: &Machine) -> Result<(), Error> {
+        self.run(&self.hooks.on_resume, process).await
+    }
+
+    /// Nothing is left to do: its owner has it since the pause.
+    async fn save(&self, process: &Process, _machine: &Machine) -> Result<Saved, Error> {
+        let driver = process.driver;
+        Ok(Saved { driver, state: None, state_bytes: 0, digest: String::new() })
+    }
+
+    /// Closes `tap`, so that the other hypervisor can open it when the guest is to go on.
+    async fn prepare(
+        &self,
+        machine: &Machine,
+        tap: OwnedFd,
+        _saved: &Saved,
+    ) -> Result<Process, Error> {
+        drop(tap);
+        Ok(Process::new(DriverName::External, machine, None))
     }
 }
 
@@ -152,6 +198,8 @@ mod tests {
             cmdline: String::new(),
             base: none.into(),
             disk: none.into(),
+            memory: none.into(),
+            state: none.into(),
             run_dir: run_dir.into(),
             uid: 64_003,
         }
@@ -191,6 +239,33 @@ mod tests {
         let shell = |line: &str| line.starts_with("PWD=") || line.starts_with("_=");
         assert!(text.lines().all(|line| ours(line) || shell(line)), "{text}");
         driver.stop(&process).await.expect("no hook is no failure");
+    }
+
+    #[tokio::test]
+    async fn a_machine_of_somebody_else_sleeps_if_both_hooks_are_there() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (machine, said) = (machine(dir.path()), dir.path().join("said"));
+        let driver = external(&[], Duration::from_secs(10));
+        let process = driver.start(&machine, tap()).await.expect("no hook is no failure");
+        assert!(!driver.can_sleep());
+        let error = driver.pause(&process).await.expect_err("nobody would stop it");
+        assert!(error.to_string().contains("external.on_standby"), "{error}");
+        let hook = |word: &str| {
+            let script = format!("echo {word} $POSTERN_SANDBOX >>{}", said.display());
+            ["sh", "-c", &script].map(str::to_owned).to_vec()
+        };
+        let half = Hooks { on_standby: hook("standby"), ..Hooks::default() };
+        let half = External { hooks: half, ..driver.clone() };
+        assert!(!half.can_sleep(), "nobody would wake it");
+        let hooks = Hooks { on_resume: hook("resume"), ..half.hooks };
+        let driver = External { hooks, ..driver };
+        driver.pause(&process).await.expect("its hook ran");
+        let saved = driver.save(&process, &machine).await.expect("with it");
+        assert_eq!(fs::read_to_string(&said).expect("written"), "standby demo\n");
+        let process = driver.prepare(&machine, tap(), &saved).await.expect("nothing to do");
+        assert_eq!(fs::read_to_string(&said).expect("written"), "standby demo\n", "not yet");
+        driver.unpause(&process, &machine).await.expect("its hook ran");
+        assert_eq!(fs::read_to_string(&said).expect("written"), "standby demo\nresume demo\n");
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! The seam between the life of a sandbox and whatever runs its machine.
 //!
-//! A driver starts, recognises and stops; it keeps nothing in memory that it could not find again
-//! from a [`Process`]. Pausing and saving will join this trait with the first driver that can.
+//! A driver starts, recognises and stops, and turns a machine into files and back; it keeps nothing in
+//! memory that it could not find again from a [`Process`] or a [`Saved`].
 
 use std::fs;
 use std::future::Future;
@@ -35,6 +35,41 @@ pub trait Hypervisor: Send + Sync {
     /// process is gone with its control group and sockets. The disk stays. Stopping twice is no
     /// error.
     fn stop(&self, process: &Process) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Whether its machines can be paused, saved and resumed at all.
+    fn can_sleep(&self) -> bool;
+
+    /// Stops the guest between two instructions; its process and its devices stay. Pausing twice is no
+    /// error.
+    fn pause(&self, process: &Process) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Lets the guest go on where it stopped: after a pause, a save that failed, or [`Self::prepare`].
+    /// What was saved of it is consumed first, since its memory stops matching that with the next
+    /// instruction. Good for one that runs.
+    fn unpause(
+        &self,
+        process: &Process,
+        machine: &Machine,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Turns a paused machine into files and ends its process, as [`Self::stop`] does. After an error
+    /// there is no [`Saved`], and the process, if it is still alive, can be unpaused or stopped. Await
+    /// it to its end.
+    fn save(
+        &self,
+        process: &Process,
+        machine: &Machine,
+    ) -> impl Future<Output = Result<Saved, Error>> + Send;
+
+    /// The process of a machine that was saved, on its tap, paused before its next instruction;
+    /// [`Self::unpause`] is what begins it. What was made before a failure is unmade, and the files stay
+    /// as they were. Await it to its end.
+    fn prepare(
+        &self,
+        machine: &Machine,
+        tap: OwnedFd,
+        saved: &Saved,
+    ) -> impl Future<Output = Result<Process, Error>> + Send;
 }
 
 /// A machine to start.
@@ -60,10 +95,36 @@ pub struct Machine {
     pub base: PathBuf,
     /// The guest's own overlay over `base`; made when absent, kept at stop.
     pub disk: PathBuf,
+    /// The guest's memory as a file of [`Machine::memory_bytes`]; made anew at start, kept when the
+    /// machine is saved. Its own directory is not for others to look into.
+    pub memory: PathBuf,
+    /// Where [`Hypervisor::save`] writes what is not memory nor disk.
+    pub state: PathBuf,
     /// A directory of this machine alone, for sockets and the console's log; made when absent.
     pub run_dir: PathBuf,
     /// User and group id its process runs as; nobody else's.
     pub uid: u32,
+}
+
+impl Machine {
+    /// Bytes of the guest's memory.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        u64::from(self.memory_mib) << 20
+    }
+}
+
+/// A machine that was saved, as written to the journal: what [`Hypervisor::prepare`] takes, once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// Who saved it.
+    pub driver: DriverName,
+    /// The file of its state; none when somebody else keeps it.
+    pub state: Option<PathBuf>,
+    /// Its length, in bytes.
+    pub state_bytes: u64,
+    /// SHA-256 of what the hypervisor wrote, in hexadecimal digits; empty when somebody else keeps it.
+    pub digest: String,
 }
 
 /// Which driver a process belongs to.

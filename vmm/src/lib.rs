@@ -16,5 +16,5 @@ pub mod error;
 
 pub use error::Error;
 pub use external::{External, Hooks};
-pub use hypervisor::{DriverName, Hypervisor, Machine, Process, boot_id, has_processes};
+pub use hypervisor::{DriverName, Hypervisor, Machine, Process, Saved, boot_id, has_processes};
 pub use qemu::Qemu;

@@ -1,15 +1,18 @@
 //! The driver for QEMU: one process per microVM, that knows one guest and owns nothing else.
 //!
-//! This file is the order of a start and of a stop. The process runs as a user of its own, without
+//! This file is the order of a start, a stop, and of what lies between in `asleep`. The process runs as a user of its own, without
 //! capabilities, in its own session and control group; it opens nothing itself, every file and
 //! socket is handed to it open. It never depends on the daemon being alive.
 
 mod report;
+mod asleep;
 mod accel;
 mod command;
 mod launch;
 mod console;
 mod control;
+mod snapshot;
+mod memory;
 mod disk;
 mod find;
 
@@ -30,7 +33,8 @@ use tokio::sync::OnceCell;
 
 use crate::cgroup;
 use crate::error::Error;
-use crate::hypervisor::{DriverName, HostProcess, Hypervisor, Machine, Process};
+use crate::hypervisor::{DriverName, HostProcess, Hypervisor, Machine, Process, Saved};
+use crate::qemu::command::Begin;
 
 pub use accel::{Accel, Choice};
 pub use report::Report;
@@ -79,7 +83,28 @@ impl Qemu {
     /// # Errors
     /// When a process does not end.
     pub async fn clear(&self, machine: &Machine) -> Result<(), Error> {
-        empty(&cgroup::existing(machine)).await
+        empty(&cgroup::existing(machine)).await?;
+        snapshot::abandon(&machine.state);
+        Ok(())
+    }
+
+    /// What is there of a saved machine of which nothing was written down, and whose process is gone;
+    /// none when it was not saved to the end.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`]: it is there and damaged.
+    pub async fn saved(&self, machine: &Machine) -> Result<Option<Saved>, Error> {
+        asleep::find(machine).await
+    }
+
+    /// Writes the memory of a saved machine to its disk, after which the kernel has room when it needs
+    /// it; with `drop` it has it at once, and the resume reads from the disk.
+    ///
+    /// # Errors
+    /// When the disk does not take it.
+    pub async fn write_back(&self, machine: &Machine, drop: bool) -> Result<(), Error> {
+        let memory = machine.memory.clone();
+        asleep::blocking(move || memory::write_back(&memory, drop)).await
     }
 
     /// What this host offers and lacks, for `postern doctor`. `image` is the directory of `vmlinuz`,
@@ -95,11 +120,18 @@ impl Qemu {
         machine: &Machine,
         tap: OwnedFd,
         process: &Process,
+        begin: Begin,
     ) -> Result<HostProcess, Error> {
         let accel = self.accel().await.accel;
         make_dir(&machine.run_dir)?;
         fault::at(Point::QemuFolderMade);
-        disk::make_overlay(&machine.base, &machine.disk).await?;
+        let memory = match begin {
+            Begin::Boot => {
+                disk::make_overlay(&machine.base, &machine.disk).await?;
+                memory::make(machine)?
+            }
+            Begin::Saved => memory::open(machine)?,
+        };
         fault::at(Point::QemuDiskMade);
         let given = launch::Given {
             tap,
@@ -109,11 +141,12 @@ impl Qemu {
             disk: disk::open(&machine.disk, true)?,
             kernel: disk::open(&machine.kernel, false)?,
             initrd: disk::open(&machine.initrd, false)?,
+            memory,
         };
         fault::at(Point::QemuSocketsMade);
         let groups = cgroup::create(machine)?;
         fault::at(Point::QemuGroupsMade);
-        let argv = command::argv(&self.binary, machine, accel);
+        let argv = command::argv(&self.binary, machine, accel, begin);
         let host = launch::launch(argv, machine, accel, &groups, given).await;
         host.inspect_err(|_| cgroup::remove(&groups))
     }
@@ -122,8 +155,13 @@ impl Qemu {
 impl Hypervisor for Qemu {
     async fn start(&self, machine: &Machine, tap: OwnedFd) -> Result<Process, Error> {
         let mut process = Process::new(DriverName::Qemu, machine, None);
-        let run = self.run(machine, tap, &process).await;
-        let host = run.inspect_err(|_| remove_channels(&process))?;
+        // An earlier one of this name is not what this memory will hold.
+        snapshot::consume(&machine.state)?;
+        let run = self.run(machine, tap, &process, Begin::Boot).await;
+        let host = run.inspect_err(|_| {
+            remove_channels(&process);
+            remove_file(&machine.memory);
+        })?;
         tracing::info!(sandbox = %machine.name, pid = host.pid, "microVM started");
         process.host = Some(host);
         console::follow(&process);
@@ -148,22 +186,81 @@ impl Hypervisor for Qemu {
         }
         let Some(host) = &process.host else { return Ok(()) };
         if let Some(handle) = handle(host)? {
-            if let Err(error) = control::power_down(&process.control_socket(), host.pid).await {
-                tracing::warn!(sandbox = %process.name, %error, "power button out of reach");
-            } else if !ended(&handle, self.grace, host).await? {
-                tracing::warn!(sandbox = %process.name, grace = ?self.grace, "guest did not power off");
+            match control::power_down(&process.control_socket(), host.pid).await {
+                Err(error) => {
+                    tracing::warn!(sandbox = %process.name, %error, "power button out of reach");
+                }
+                Ok(true) if !ended(&handle, self.grace, host).await? => {
+                    tracing::warn!(sandbox = %process.name, grace = ?self.grace, "guest did not power off");
+                }
+                Ok(_) => {}
             }
-            kill(&handle, host)?;
-            if !ended(&handle, AFTER_KILL, host).await? {
-                return Err(Error::Survivor { pid: host.pid, limit: AFTER_KILL });
-            }
-            fault::at(Point::QemuKilled);
+            end(&handle, host).await?;
         }
         // A guest that broke out of the first one may have left others.
         empty(&host.groups).await?;
         remove_channels(process);
         Ok(())
     }
+
+    fn can_sleep(&self) -> bool {
+        true
+    }
+
+    async fn pause(&self, process: &Process) -> Result<(), Error> {
+        asleep::pause(process).await
+    }
+
+    async fn unpause(&self, process: &Process, machine: &Machine) -> Result<(), Error> {
+        asleep::unpause(process, machine).await
+    }
+
+    async fn save(&self, process: &Process, machine: &Machine) -> Result<Saved, Error> {
+        let accel = self.accel().await.accel;
+        let host = control::host(process)?;
+        let written = asleep::write(process, machine, accel).await;
+        let saved = written.inspect_err(|_| snapshot::abandon(&machine.state))?;
+        if let Some(handle) = handle(host)? {
+            end(&handle, host).await?;
+        }
+        empty(&host.groups).await?;
+        remove_channels(process);
+        tracing::info!(sandbox = %machine.name, bytes = saved.state_bytes, "microVM saved");
+        Ok(saved)
+    }
+
+    async fn prepare(
+        &self,
+        machine: &Machine,
+        tap: OwnedFd,
+        saved: &Saved,
+    ) -> Result<Process, Error> {
+        let accel = self.accel().await.accel;
+        let whole = asleep::read(machine, accel, saved).await?;
+        let mut process = Process::new(DriverName::Qemu, machine, None);
+        let run = self.run(machine, tap, &process, Begin::Saved).await;
+        process.host = Some(run.inspect_err(|_| remove_channels(&process))?);
+        if let Err(error) = asleep::load(&process, machine, &whole).await {
+            // It has not run: what was saved is as it was.
+            let stopped = self.clone().with_grace(Duration::ZERO).stop(&process).await;
+            if let Err(error) = stopped {
+                tracing::warn!(sandbox = %machine.name, %error, "failed resume not ended");
+            }
+            return Err(error);
+        }
+        console::follow(&process);
+        Ok(process)
+    }
+}
+
+/// Ends this process at once.
+async fn end(handle: &OwnedFd, host: &HostProcess) -> Result<(), Error> {
+    kill(handle, host)?;
+    if !ended(handle, AFTER_KILL, host).await? {
+        return Err(Error::Survivor { pid: host.pid, limit: AFTER_KILL });
+    }
+    fault::at(Point::QemuKilled);
+    Ok(())
 }
 
 /// Ends every process in these groups, whatever it is by now, and the groups.

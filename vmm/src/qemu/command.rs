@@ -20,18 +20,55 @@ pub(super) const BASE: i32 = 6;
 pub(super) const DISK: i32 = 7;
 pub(super) const KERNEL: i32 = 8;
 pub(super) const INITRD: i32 = 9;
+pub(super) const MEMORY: i32 = 10;
+
+/// How a machine begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// With its firmware.
+    Boot,
+    /// With the state of a saved machine, which it is told later; paused until it is told to go on.
+    Saved,
+}
 
 /// Program and arguments.
-pub(super) fn argv(binary: &Path, machine: &Machine, accel: Accel) -> Vec<OsString> {
+pub(super) fn argv(binary: &Path, machine: &Machine, accel: Accel, begin: Begin) -> Vec<OsString> {
+    let begin = match begin {
+        Begin::Boot => vec!["-append".to_owned(), cmdline(machine, accel)],
+        // The guest's kernel is in its memory, and read its command line long ago.
+        Begin::Saved => ["-incoming", "defer", "-S"].map(str::to_owned).to_vec(),
+    };
+    let flags = ["-nodefaults", "-no-user-config", "-no-reboot"].map(str::to_owned);
+    let options = options(machine, accel).into_iter();
+    let options = options.flat_map(|(option, value)| [option.to_owned(), value]);
+    let words = flags.into_iter().chain(options).chain(begin).map(OsString::from);
+    std::iter::once(binary.into()).chain(words).collect()
+}
+
+/// The hardware in words, to be compared: a saved machine goes on only as itself.
+pub(super) fn hardware(machine: &Machine, accel: Accel) -> Vec<String> {
+    let options = options(machine, accel).into_iter();
+    options.map(|(option, value)| format!("{option} {value}")).collect()
+}
+
+fn options(machine: &Machine, accel: Accel) -> Vec<(&'static str, String)> {
     let Machine { name, memory_mib, vcpus, .. } = machine;
     let [a, b, c, d, e, f] = GUEST_MAC;
     let accelerator = match accel {
         Accel::Kvm => "kvm".to_owned(),
         Accel::Tcg => "tcg,tb-size=128".to_owned(),
     };
-    let options = [
+    vec![
         ("-name", guest_name(name)),
-        ("-machine", MACHINE.to_owned()),
+        ("-machine", format!("{MACHINE},memory-backend=memory")),
+        (
+            "-object",
+            // Shared, so that what the guest writes is in the file; `dump`: in no core of the process.
+            format!(
+                "memory-backend-file,id=memory,size={memory_mib}M,mem-path=/proc/self/fd/{MEMORY},\
+                 share=on,dump=off"
+            ),
+        ),
         ("-accel", accelerator),
         ("-cpu", "max".to_owned()),
         ("-m", format!("{memory_mib}M")),
@@ -65,15 +102,12 @@ pub(super) fn argv(binary: &Path, machine: &Machine, accel: Accel) -> Vec<OsStri
         ("-device", format!("virtio-rng-{BUS},rng=random")),
         ("-kernel", format!("/proc/self/fd/{KERNEL}")),
         ("-initrd", format!("/proc/self/fd/{INITRD}")),
-        ("-append", cmdline(machine, accel)),
+        ("-device", "vmgenid,guid=auto".to_owned()),
         (
             "-sandbox",
             "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned(),
         ),
-    ];
-    let flags = ["-nodefaults", "-no-user-config", "-no-reboot"];
-    let options = options.into_iter().flat_map(|(option, value)| [option.into(), value.into()]);
-    std::iter::once(binary.into()).chain(flags.map(OsString::from)).chain(options).collect()
+    ]
 }
 
 /// QEMU's name for the machine, and how its process is found when all else is lost.

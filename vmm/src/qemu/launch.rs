@@ -38,7 +38,7 @@ const SLACK: u64 = 64 << 20;
 const STEP_DOWN: &str = r#"set -eu
 for fd in /proc/self/fd/*; do
     fd=${fd##*/}
-    if ((fd > 9)); then exec {fd}>&-; fi
+    if ((fd > 10)); then exec {fd}>&-; fi
 done
 ulimit -c 0 -n 256 -f "$1"
 shift
@@ -63,6 +63,7 @@ pub(super) struct Given {
     pub(super) disk: OwnedFd,
     pub(super) kernel: OwnedFd,
     pub(super) initrd: OwnedFd,
+    pub(super) memory: OwnedFd,
 }
 
 /// Starts the process and returns when it answers on its control socket.
@@ -154,6 +155,7 @@ fn mappings(given: Given) -> Vec<FdMapping> {
         (given.disk, command::DISK),
         (given.kernel, command::KERNEL),
         (given.initrd, command::INITRD),
+        (given.memory, command::MEMORY),
     ]
     .map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd })
     .into()

@@ -1,0 +1,387 @@
+//! A guest that becomes files and goes on: memory, files, an open connection; whatever dies between.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use agent::{Exec, FromGuest, FromHost};
+use fault::{On, Point};
+use nix::mount::{MsFlags, mount, umount};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+use vmm::{Error, Hypervisor, Machine, Process, Qemu, Saved, tap};
+
+use crate::world::{Agent, BOOT, UID, World, qemu, slot};
+
+/// Counts in memory, in an open file, and by a clock that must not jump.
+const COUNTER: &str = "
+import time
+out, n = open('/tmp/count', 'w'), 0
+while True:
+    n += 1
+    out.seek(0)
+    out.write('%d %.3f\\n' % (n, time.monotonic()))
+    out.flush()
+    time.sleep(0.02)
+";
+
+/// A guest that counts, and a command in it that sends back what it gets.
+struct Counting {
+    world: World,
+    qemu: Qemu,
+    machine: Machine,
+    process: Process,
+    echo: Agent,
+}
+
+impl Counting {
+    async fn boot(name: &str) -> Self {
+        let (world, qemu) = (World::new(), qemu().with_grace(Duration::ZERO));
+        let machine = world.machine(name);
+        let process = world.start(&qemu, &machine).await.expect("started");
+        let counter = format!("setsid python3 -c \"{COUNTER}\" >/dev/null 2>&1 &");
+        world.run(&["sh", "-c", &counter]).ended(agent::Status::Code(0));
+        let mut echo = world.greet();
+        let cat = vec!["cat".to_owned()];
+        echo.say(&FromHost::Exec(Exec { argv: cat, ..Exec::default() }));
+        let mut guest = Self { world, qemu, machine, process, echo };
+        guest.answers("booted");
+        guest.count();
+        guest
+    }
+
+    /// The connection that was opened before any sleep carries this there and back.
+    fn answers(&mut self, word: &str) {
+        self.echo.say(&FromHost::Stdin(word.as_bytes().to_vec()));
+        let heard = self.echo.hear();
+        assert_eq!(heard, Some(FromGuest::Stdout(word.as_bytes().to_vec())), "{word}");
+    }
+
+    /// How far the counter is, and what its clock said.
+    fn count(&self) -> (u64, f64) {
+        let deadline = Instant::now() + BOOT;
+        loop {
+            let seen = self.world.run(&["cat", "/tmp/count"]);
+            if let Some((n, at)) = seen.text().split_once(' ') {
+                return (n.parse().expect("a number"), at.parse().expect("a time"));
+            }
+            assert!(Instant::now() < deadline, "it counts");
+        }
+    }
+
+    async fn sleep(&self) -> Saved {
+        self.qemu.pause(&self.process).await.expect("paused");
+        self.qemu.save(&self.process, &self.machine).await.expect("saved")
+    }
+
+    async fn prepare(&self, machine: &Machine, saved: &Saved) -> Result<Process, Error> {
+        let tap = self.world.within(|| tap::attach(slot()).expect("free"));
+        self.qemu.prepare(machine, tap, saved).await
+    }
+
+    async fn wake(&mut self, saved: &Saved) {
+        self.process = self.prepare(&self.machine, saved).await.expect("prepared");
+        self.qemu.unpause(&self.process, &self.machine).await.expect("goes on");
+    }
+
+    /// It counts on from there, as one that was never stopped.
+    fn goes_on_from(&mut self, before: (u64, f64), word: &str) {
+        self.answers(word);
+        let after = self.count();
+        assert!(after.0 > before.0 && after.1 > before.1, "{before:?} {after:?}");
+        // Fifty a second at most, by its own clock.
+        let (counted, took) = (after.0 - before.0, after.1 - before.1);
+        assert!((counted as f64) < took * 51.0 + 2.0, "{counted} in {took}");
+    }
+}
+
+fn is_readable_by_nobody_else(path: &Path, uid: u32) {
+    let found = fs::metadata(path).expect("there");
+    assert_eq!((found.mode() & 0o777, found.uid()), (0o600, uid), "{}", path.display());
+}
+
+/// What of a file is in memory, in bytes.
+fn resident(path: &Path) -> u64 {
+    let output = Command::new("fincore").args(["-b", "-n", "-o", "RES"]).arg(path).output();
+    let output = output.expect("fincore runs");
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saved_guest_is_gone_and_goes_on_where_it_was_again_and_again() {
+    let mut guest = Counting::boot("vmm-asleep").await;
+    for cycle in 0..3 {
+        let before = guest.count();
+        let begin = Instant::now();
+        let saved = guest.sleep().await;
+        let slept = begin.elapsed();
+        let host = guest.process.host.clone().expect("a process");
+        assert!(!host.is_alive() && host.groups.iter().all(|group| !group.exists()));
+        assert!(!guest.process.control_socket().exists(), "no channel is left");
+        let state = saved.state.clone().expect("a file");
+        is_readable_by_nobody_else(&state, 0);
+        is_readable_by_nobody_else(&guest.machine.memory, UID);
+        assert_eq!(fs::metadata(&state).expect("there").len(), saved.state_bytes);
+        let found = guest.qemu.saved(&guest.machine).await.expect("whole");
+        assert_eq!(found.as_ref(), Some(&saved), "it is found when nobody wrote it down");
+
+        // The kernel has its memory back: at once when asked, and whenever it needs it otherwise.
+        assert!(resident(&guest.machine.memory) > 64 << 20, "control: it was in use");
+        guest.qemu.write_back(&guest.machine, true).await.expect("written");
+        let kept = resident(&guest.machine.memory);
+        assert!(kept < 4 << 20, "{kept}");
+
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let begin = Instant::now();
+        let process = guest.prepare(&guest.machine, &saved).await.expect("prepared");
+        let prepared = begin.elapsed();
+        assert!(state.exists(), "not yet consumed: it has not run");
+        guest.echo.say(&FromHost::Stdin(b"early".to_vec()));
+        guest.echo.stream.set_read_timeout(Some(Duration::from_millis(300))).expect("set");
+        let early = guest.echo.stream.read(&mut [0]);
+        assert!(early.is_err(), "it has not run: {early:?}");
+        guest.echo.stream.set_read_timeout(Some(BOOT)).expect("set");
+        guest.process = process;
+        let begin = Instant::now();
+        guest.qemu.unpause(&guest.process, &guest.machine).await.expect("goes on");
+        let unpaused = begin.elapsed();
+        assert!(!state.exists(), "its memory stops matching it");
+        assert_eq!(guest.echo.hear(), Some(FromGuest::Stdout(b"early".to_vec())));
+        println!(
+            "cycle {cycle}: saved in {slept:?}, {} bytes; prepared in {prepared:?}, let go on in \
+             {unpaused:?}, first byte {:?} after",
+            saved.state_bytes,
+            begin.elapsed()
+        );
+        guest.goes_on_from(before, &format!("cycle {cycle}"));
+    }
+    guest.qemu.pause(&guest.process).await.expect("paused");
+    guest.qemu.pause(&guest.process).await.expect("twice is no error");
+    let begin = Instant::now();
+    let stopping = qemu().with_grace(Duration::from_secs(20));
+    stopping.stop(&guest.process).await.expect("stopped");
+    assert!(begin.elapsed() < Duration::from_secs(5), "a paused guest heeds no power button");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_match_is_refused_and_what_does_goes_on() {
+    let mut guest = Counting::boot("vmm-refused").await;
+    let before = guest.count();
+    let saved = guest.sleep().await;
+    let state = saved.state.clone().expect("a file");
+    let machine = guest.machine.clone();
+    let refused = |error: Error, word: &str| {
+        assert!(matches!(error, Error::Unusable { .. }), "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    };
+    for (other, word) in [
+        (Machine { memory_mib: 512, ..machine.clone() }, "memory"),
+        (Machine { vcpus: 2, ..machine.clone() }, "`-smp 1` there, `-smp 2` here"),
+        (Machine { name: "other".parse().expect("a name"), ..machine.clone() }, "postern-other"),
+        (Machine { base: machine.kernel.clone(), ..machine.clone() }, "image "),
+        (Machine { state: "/no/such".into(), ..machine.clone() }, "is gone"),
+        (Machine { memory: machine.disk.clone(), ..machine.clone() }, "size of the guest's memory"),
+        (Machine { memory: "/no/such".into(), ..machine.clone() }, "memory is gone"),
+    ] {
+        refused(guest.prepare(&other, &saved).await.expect_err(word), word);
+    }
+    let another = Saved { digest: "another".to_owned(), ..saved.clone() };
+    refused(guest.prepare(&machine, &another).await.expect_err("not this"), "saved last");
+    let bytes = fs::read(&state).expect("read");
+    let damaged = fs::File::options().write(true).open(&state).expect("open");
+    damaged.write_all_at(b"?", bytes.len() as u64 / 2).expect("damaged");
+    refused(guest.prepare(&machine, &saved).await.expect_err("damaged"), "damaged");
+    fs::write(&state, &bytes[..bytes.len() / 2]).expect("cut");
+    refused(guest.prepare(&machine, &saved).await.expect_err("torn"), "damaged");
+    // The process of each that got as far as one is gone, with its tap.
+    fs::write(&state, &bytes).expect("as it was");
+    let target = guest.prepare(&machine, &saved).await.expect("as it was");
+    // Killed before its first instruction: nothing of what was saved is used up.
+    let pid = i32::try_from(target.host.as_ref().expect("a process").pid).expect("an id");
+    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("ours");
+    while guest.qemu.is_running(&target) {
+        tokio::task::yield_now().await;
+    }
+    guest.qemu.stop(&target).await.expect("cleared");
+    guest.wake(&saved).await;
+    guest.goes_on_from(before, "control");
+    refused(
+        guest
+            .qemu
+            .prepare(&machine, fs::File::open("/dev/null").expect("there").into(), &saved)
+            .await
+            .expect_err("once"),
+        "is gone",
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_save_that_fails_leaves_a_guest_that_goes_on_or_says_that_it_cannot() {
+    let mut guest = Counting::boot("vmm-full").await;
+    let before = guest.count();
+    let small = guest.world.dir.path().join("small");
+    fs::create_dir(&small).expect("made");
+    mount(Some("none"), &small, Some("tmpfs"), MsFlags::empty(), Some("size=128k")).expect("root");
+    let full = Machine { state: small.join("state"), ..guest.machine.clone() };
+    guest.qemu.pause(&guest.process).await.expect("paused");
+    let error = guest.qemu.save(&guest.process, &full).await.expect_err("no room");
+    assert!(matches!(error, Error::Control { act: "save the guest", .. }), "{error}");
+    let left = fs::read_dir(&small).expect("listed").count();
+    umount(&small).expect("unmounted");
+    assert_eq!(left, 0, "nothing half written is left");
+    assert!(guest.qemu.is_running(&guest.process));
+    guest.qemu.unpause(&guest.process, &guest.machine).await.expect("goes on");
+    guest.goes_on_from(before, "after a full disk");
+
+    // One that runs is not saved: it would write while we do.
+    let error = guest.qemu.save(&guest.process, &guest.machine).await.expect_err("it runs");
+    assert!(error.to_string().contains("save the guest"), "{error}");
+    guest.answers("untouched");
+    let saved = guest.sleep().await;
+    guest.wake(&saved).await;
+    guest.goes_on_from(before, "control");
+
+    guest.qemu.pause(&guest.process).await.expect("paused");
+    let pid = i32::try_from(guest.process.host.as_ref().expect("a process").pid).expect("an id");
+    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("ours");
+    let error = guest.qemu.save(&guest.process, &guest.machine).await.expect_err("it is dead");
+    assert!(matches!(error, Error::Control { .. }), "{error}");
+    assert!(!guest.machine.state.with_extension("new").exists());
+    assert!(guest.qemu.saved(&guest.machine).await.expect("no file is no error").is_none());
+}
+
+/// Two guests from one snapshot, one after the other: what the daemon tells the agent after a resume sets
+/// the clock that stood still, and makes the random numbers differ.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_resume_the_agent_sets_the_clock_and_begins_random_numbers_anew() {
+    let guest = Counting::boot("vmm-anew").await;
+    // What a program draws with no word from the host, and what it draws after one.
+    let draw = "head -c 16 /dev/urandom | od -An -tx1; date +%s";
+    let drawn = |guest: &Counting, entropy: Option<&[u8]>| {
+        let mut agent = guest.world.greet();
+        if let Some(entropy) = entropy {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+            let nanos = u64::try_from(now.as_nanos()).expect("in range");
+            agent.say(&FromHost::Clock(nanos));
+            agent.say(&FromHost::Entropy(entropy.to_vec()));
+        }
+        let argv = ["sh", "-c", draw].map(str::to_owned).to_vec();
+        agent.say(&FromHost::Exec(Exec { argv, ..Exec::default() }));
+        agent.say(&FromHost::StdinEnd);
+        let mut said = Vec::new();
+        while let Some(FromGuest::Stdout(bytes)) = agent.hear() {
+            said.extend(bytes);
+        }
+        let said = String::from_utf8(said).expect("text");
+        let (random, seconds) = said.trim().split_once('\n').expect("two lines");
+        (random.trim().to_owned(), seconds.parse::<u64>().expect("a number"))
+    };
+    let saved = guest.sleep().await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let mut guest = guest;
+    guest.wake(&saved).await;
+    let behind = |seconds: u64| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        now.as_secs().saturating_sub(seconds)
+    };
+    let (_, seconds) = drawn(&guest, None);
+    assert!(behind(seconds) >= 3, "control: the clock stood still while it slept");
+    let (first, seconds) = drawn(&guest, Some(&[1; 32]));
+    assert!(behind(seconds) < 3, "set");
+    let (second, _) = drawn(&guest, Some(&[1; 32]));
+    assert_ne!(first, second);
+    guest.qemu.stop(&guest.process).await.expect("stopped");
+}
+
+/// What a daemon that is about to be killed is to do.
+#[derive(Serialize, Deserialize)]
+struct Task {
+    machine: Machine,
+    process: Process,
+    saved: Option<Saved>,
+    fault: std::path::PathBuf,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_step_a_daemon_dies_at_the_next_one_lets_the_guest_go_on() {
+    let mut guest = Counting::boot("vmm-killed").await;
+    let points = Point::ALL.iter().copied();
+    let points = points.filter(|point| {
+        matches!(point.on(), On::SaveQemu | On::ResumeQemu)
+            || [Point::QemuKilled, Point::QemuSpawned, Point::QemuReady].contains(point)
+    });
+    for point in points {
+        let before = guest.count();
+        let resumes = matches!(point.on(), On::ResumeQemu | On::CreateQemu);
+        let saved = if resumes { Some(guest.sleep().await) } else { None };
+        let fault = guest.world.dir.path().join("fault");
+        fs::write(&fault, format!("{} die", point.name())).expect("armed");
+        let task = Task {
+            machine: guest.machine.clone(),
+            process: guest.process.clone(),
+            saved,
+            fault: fault.clone(),
+        };
+        let task = serde_json::to_string(&task).expect("plain data");
+        let daemon = guest.world.within(|| {
+            Command::new(std::env::current_exe().expect("this test"))
+                .args(["--exact", "asleep::the_daemon_that_dies", "--ignored", "--nocapture"])
+                .env("VMM_TEST_TASK", task)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .expect("run")
+        });
+        assert!(!daemon.success() && fault.with_extension("struck").exists(), "{}", point.name());
+        fs::remove_file(fault.with_extension("struck")).expect("forgotten");
+        // The next daemon knows the machine, and what stood in the journal before the step.
+        let alive = guest.qemu.find(&guest.machine);
+        let alive = alive.filter(|process| guest.qemu.is_running(process));
+        let told = guest.qemu.saved(&guest.machine).await.expect("whole or not there");
+        match (alive, told) {
+            // Half made for a guest that is saved: ended, and made again.
+            (Some(process), Some(saved)) if resumes => {
+                guest.qemu.stop(&process).await.expect("ended");
+                guest.wake(&saved).await;
+            }
+            (Some(process), _) => {
+                assert!(guest.qemu.adopt(&process).await);
+                guest.process = process;
+                guest.qemu.unpause(&guest.process, &guest.machine).await.expect("goes on");
+            }
+            (None, Some(saved)) => {
+                guest.qemu.clear(&guest.machine).await.expect("cleared");
+                guest.wake(&saved).await;
+            }
+            (None, None) => panic!("{}: neither process nor state", point.name()),
+        }
+        guest.goes_on_from(before, point.name());
+        let left = [guest.machine.state.clone(), guest.machine.state.with_extension("new")];
+        assert!(left.iter().all(|path| !path.exists()), "{}: {left:?}", point.name());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "started by whatever_step_a_daemon_dies_at_the_next_one_lets_the_guest_go_on"]
+async fn the_daemon_that_dies() {
+    let task = std::env::var_os("VMM_TEST_TASK").expect("run by another test");
+    let task: Task = serde_json::from_str(&task.to_string_lossy()).expect("a task");
+    let Task { machine, process, saved, fault } = task;
+    fault::listen(fault);
+    let qemu = qemu();
+    match saved {
+        None => {
+            qemu.pause(&process).await.expect("paused");
+            qemu.save(&process, &machine).await.expect("saved");
+        }
+        Some(saved) => {
+            let tap = tap::attach(slot()).expect("we are in its world");
+            let process = qemu.prepare(&machine, tap, &saved).await.expect("prepared");
+            qemu.unpause(&process, &machine).await.expect("goes on");
+        }
+    }
+}
