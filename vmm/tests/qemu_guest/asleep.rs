@@ -1,6 +1,6 @@
 //! A guest that becomes files and goes on: memory, files, an open connection; whatever dies between.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -192,7 +192,7 @@ async fn what_does_not_match_is_refused_and_what_does_goes_on() {
     let another = Saved { digest: "another".to_owned(), ..saved.clone() };
     refused(guest.prepare(&machine, &another).await.expect_err("not this"), "saved last");
     let bytes = fs::read(&state).expect("read");
-    let damaged = fs::File::options().write(true).open(&state).expect("open");
+    let damaged = File::options().write(true).open(&state).expect("open");
     damaged.write_all_at(b"?", bytes.len() as u64 / 2).expect("damaged");
     refused(guest.prepare(&machine, &saved).await.expect_err("damaged"), "damaged");
     fs::write(&state, &bytes[..bytes.len() / 2]).expect("cut");
@@ -212,7 +212,7 @@ async fn what_does_not_match_is_refused_and_what_does_goes_on() {
     refused(
         guest
             .qemu
-            .prepare(&machine, fs::File::open("/dev/null").expect("there").into(), &saved)
+            .prepare(&machine, File::open("/dev/null").expect("there").into(), &saved)
             .await
             .expect_err("once"),
         "is gone",
@@ -254,47 +254,77 @@ async fn a_save_that_fails_leaves_a_guest_that_goes_on_or_says_that_it_cannot() 
     assert!(guest.qemu.saved(&guest.machine).await.expect("no file is no error").is_none());
 }
 
-/// Two guests from one snapshot, one after the other: what the daemon tells the agent after a resume sets
-/// the clock that stood still, and makes the random numbers differ.
+/// What the daemon tells the agent after a resume sets the clock, which stood still, and begins random
+/// numbers anew: without it, two resumes from the same files draw the same ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_resume_the_agent_sets_the_clock_and_begins_random_numbers_anew() {
-    let guest = Counting::boot("vmm-anew").await;
-    // What a program draws with no word from the host, and what it draws after one.
-    let draw = "head -c 16 /dev/urandom | od -An -tx1; date +%s";
-    let drawn = |guest: &Counting, entropy: Option<&[u8]>| {
-        let mut agent = guest.world.greet();
-        if let Some(entropy) = entropy {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-            let nanos = u64::try_from(now.as_nanos()).expect("in range");
-            agent.say(&FromHost::Clock(nanos));
-            agent.say(&FromHost::Entropy(entropy.to_vec()));
-        }
-        let argv = ["sh", "-c", draw].map(str::to_owned).to_vec();
-        agent.say(&FromHost::Exec(Exec { argv, ..Exec::default() }));
-        agent.say(&FromHost::StdinEnd);
-        let mut said = Vec::new();
-        while let Some(FromGuest::Stdout(bytes)) = agent.hear() {
-            said.extend(bytes);
-        }
-        let said = String::from_utf8(said).expect("text");
-        let (random, seconds) = said.trim().split_once('\n').expect("two lines");
-        (random.trim().to_owned(), seconds.parse::<u64>().expect("a number"))
+    let (world, qemu) = (World::new(), qemu().with_grace(Duration::ZERO));
+    let machine = world.machine("vmm-anew");
+    let process = world.start(&qemu, &machine).await.expect("started");
+    drop(world.greet());
+    qemu.pause(&process).await.expect("paused");
+    let saved = qemu.save(&process, &machine).await.expect("saved");
+    let files = [&machine.memory, &machine.disk, &machine.state];
+    let copied = |from: &Path, to: &Path| {
+        let copy = Command::new("cp").arg("--sparse=always").args([from, to]).status();
+        assert!(copy.expect("cp runs").success());
     };
-    let saved = guest.sleep().await;
+    for file in files {
+        copied(file, &file.with_extension("copy"));
+    }
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let mut guest = guest;
-    guest.wake(&saved).await;
-    let behind = |seconds: u64| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-        now.as_secs().saturating_sub(seconds)
-    };
-    let (_, seconds) = drawn(&guest, None);
-    assert!(behind(seconds) >= 3, "control: the clock stood still while it slept");
-    let (first, seconds) = drawn(&guest, Some(&[1; 32]));
-    assert!(behind(seconds) < 3, "set");
-    let (second, _) = drawn(&guest, Some(&[1; 32]));
-    assert_ne!(first, second);
-    guest.qemu.stop(&guest.process).await.expect("stopped");
+    // On a busy host two guests see their interrupts at moments so different that the kernel mixes them
+    // in before the numbers are drawn.
+    const TRIES: usize = 6;
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    let twice =
+        |drawn: &[String]| drawn.iter().any(|a| drawn.iter().filter(|b| a == *b).count() > 1);
+    while with.len() < 2 || !twice(&without) {
+        let told = with.len() < without.len().min(2);
+        assert!(without.len() < TRIES, "control: the same numbers: {without:?}");
+        for file in files {
+            copied(&file.with_extension("copy"), file);
+        }
+        let tap = world.within(|| tap::attach(slot()).expect("free"));
+        let process = qemu.prepare(&machine, tap, &saved).await.expect("prepared");
+        qemu.unpause(&process, &machine).await.expect("goes on");
+        let (random, behind) = draw(&world, told);
+        // Whole seconds on both sides.
+        assert_eq!(behind < 3, told, "the clock stood still for {behind} s, unless it is told");
+        if told {
+            with.push(random)
+        } else {
+            without.push(random)
+        }
+        qemu.stop(&process).await.expect("stopped");
+    }
+    assert!(with[0] != with[1] && !without.contains(&with[0]), "{with:?} {without:?}");
+}
+
+/// What a program draws from the kernel's random numbers, and how many seconds its clock is behind; told
+/// before what a daemon tells the agent, or not.
+fn draw(world: &World, told: bool) -> (String, u64) {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    let mut agent = world.greet();
+    if told {
+        let nanos = u64::try_from(now().as_nanos()).expect("in range");
+        agent.say(&FromHost::Clock(nanos));
+        let mut fresh = vec![0; 32];
+        File::open("/dev/urandom").expect("there").read_exact(&mut fresh).expect("read");
+        agent.say(&FromHost::Entropy(fresh));
+    }
+    let draw = "head -c 16 /dev/urandom | od -An -tx1; date +%s";
+    let argv = ["sh", "-c", draw].map(str::to_owned).to_vec();
+    agent.say(&FromHost::Exec(Exec { argv, ..Exec::default() }));
+    agent.say(&FromHost::StdinEnd);
+    let mut said = Vec::new();
+    while let Some(FromGuest::Stdout(bytes)) = agent.hear() {
+        said.extend(bytes);
+    }
+    let said = String::from_utf8(said).expect("text");
+    let (random, seconds) = said.trim().split_once('\n').expect("two lines");
+    let seconds = seconds.trim().parse().expect("a number");
+    (random.trim().to_owned(), now().as_secs().saturating_sub(seconds))
 }
 
 /// What a daemon that is about to be killed is to do.
