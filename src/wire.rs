@@ -132,8 +132,9 @@ pub struct Sandbox {
     /// The process that runs it, if it is the daemon's.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,
-    /// When it was created, RFC 3339 in UTC.
-    pub created: String,
+    /// When it was created, RFC 3339 in UTC; left out where the journal's word for it is damaged.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub created: Option<String>,
     /// What went through since the daemon attached it.
     pub traffic: Traffic,
     /// What the writer may not expect of the policy it was made with, one sentence each; told when it

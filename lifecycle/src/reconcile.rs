@@ -137,7 +137,7 @@ mod tests {
             state: State::Running,
             reason: None,
             process: None,
-            created: SystemTime::UNIX_EPOCH,
+            created: Some(SystemTime::UNIX_EPOCH),
         };
         let machine = judge(&hypervisors, &mut record).await;
         assert_eq!(machine.state(), State::Failed);

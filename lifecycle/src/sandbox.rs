@@ -84,7 +84,7 @@ impl CreateSpec {
 }
 
 /// A sandbox as it is now.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Sandbox {
     /// Its name.
     pub name: SandboxName,
@@ -95,7 +95,6 @@ pub struct Sandbox {
     /// Its state.
     pub state: State,
     /// Why it failed, or why it is shut in although it runs.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Its slot.
     pub slot: Slot,
@@ -116,14 +115,11 @@ pub struct Sandbox {
     /// `observe` when a layer in force only records what it refuses.
     pub mode: PolicyMode,
     /// The scope over it whose policy cannot be read: nothing leaves until that is written anew.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub closed_by: Option<String>,
     /// The process that runs it, if one of ours does.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// When it was created, in seconds of Unix time.
-    #[serde(with = "unix")]
-    pub created: SystemTime,
+    /// When it was created; none where the journal's word for it is damaged.
+    pub created: Option<SystemTime>,
 }
 
 /// One line of progress of a long verb.
@@ -148,15 +144,5 @@ impl Actor {
 
     pub(crate) fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-mod unix {
-    use std::time::{SystemTime, UNIX_EPOCH};
-
-    use serde::Serializer;
-
-    pub(super) fn serialize<S: Serializer>(time: &SystemTime, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u64(time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()))
     }
 }

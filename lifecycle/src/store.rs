@@ -71,7 +71,8 @@ pub(crate) struct Record {
     pub(crate) state: State,
     pub(crate) reason: Option<String>,
     pub(crate) process: Option<vmm::Process>,
-    pub(crate) created: SystemTime,
+    /// None where the journal's word for it is damaged.
+    pub(crate) created: Option<SystemTime>,
 }
 
 /// A policy as the journal has it.
@@ -144,7 +145,7 @@ impl Store {
         let rows = self.run("reading the sandboxes", |store| {
             store
                 .prepare(SANDBOXES)?
-                .query_map([], |row| Ok((row.get("rowid")?, text(row, "name")?, read_record(row))))?
+                .query_map([], |row| Ok((row.get("rowid")?, text(row, "name"), read_record(row))))?
                 .collect::<rusqlite::Result<Vec<_>>>()
         });
         let read = |(id, name, record): (i64, String, rusqlite::Result<Record>)| {
@@ -184,7 +185,7 @@ impl Store {
                     record.memory_mib,
                     record.vcpus,
                     word(&record.state),
-                    record.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+                    record.created.map(seconds).unwrap_or_default(),
                 ],
             )?;
             store.execute(
@@ -303,6 +304,10 @@ fn advance(store: &Transaction<'_>, counter: &str) -> rusqlite::Result<u64> {
     )
 }
 
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 fn word<T: serde::Serialize>(value: &T) -> Option<String> {
     serde_json::to_value(value).ok()?.as_str().map(str::to_owned)
 }
@@ -330,7 +335,7 @@ mod tests {
             state: State::Creating,
             reason: None,
             process: None,
-            created: UNIX_EPOCH + Duration::from_secs(7),
+            created: Some(UNIX_EPOCH + Duration::from_secs(7)),
         }
     }
 
@@ -359,7 +364,7 @@ mod tests {
         assert_eq!(found[0].state, State::Failed);
         assert_eq!(found[0].reason.as_deref(), Some("why"));
         assert_eq!(found[0].disk, Some(7));
-        assert_eq!(found[0].created, UNIX_EPOCH + Duration::from_secs(7));
+        assert_eq!(found[0].created, Some(UNIX_EPOCH + Duration::from_secs(7)));
         let scopes: Vec<_> =
             store.policies().await.unwrap().into_iter().map(|row| row.scope).collect();
         assert_eq!(scopes, ["sandbox/b"]);

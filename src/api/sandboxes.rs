@@ -315,7 +315,7 @@ impl Api {
             },
             closed_by: sandbox.closed_by.clone(),
             pid: sandbox.pid,
-            created: rfc3339(sandbox.created),
+            created: sandbox.created.and_then(rfc3339),
             traffic,
             notes: Vec::new(),
         }
@@ -330,10 +330,10 @@ fn mebibytes(memory: Size) -> Result<u32, Problem> {
     })
 }
 
-fn rfc3339(time: SystemTime) -> String {
-    let time = OffsetDateTime::from(time);
-    let whole = time.replace_nanosecond(0).unwrap_or(time);
-    whole.format(&Rfc3339).unwrap_or_default()
+fn rfc3339(time: SystemTime) -> Option<String> {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let time = OffsetDateTime::from_unix_timestamp(since.as_secs().try_into().ok()?).ok()?;
+    time.format(&Rfc3339).ok()
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ fn row(sandbox: &Sandbox, screen: &Screen) -> Vec<String> {
         sandbox.traffic.open_flows.to_string(),
         bytes(sandbox.traffic.bytes_out),
         bytes(sandbox.traffic.bytes_in),
-        sandbox.created.clone(),
+        sandbox.created.clone().unwrap_or_default(),
     ]
 }
 
@@ -100,7 +100,7 @@ impl Show {
                 ("policy revision", found.revision.to_string()),
                 ("policy mode", told_mode(found, screen)),
                 ("incarnation", found.incarnation.to_string()),
-                ("created", found.created.clone()),
+                ("created", found.created.clone().unwrap_or_default()),
                 ("open flows", found.traffic.open_flows.to_string()),
                 ("bytes out", bytes(found.traffic.bytes_out)),
                 ("bytes in", bytes(found.traffic.bytes_in)),

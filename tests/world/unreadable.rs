@@ -52,6 +52,7 @@ fn a_policy_that_cannot_be_read_shuts_its_own_scope_until_it_is_written_anew() {
         (&*own, &*own_path, "DELETE FROM policy", &*all_ways, true),
         ("tenant/acme", of_tenant, "UPDATE policy SET document = '{\"alow\":[]}'", open, true),
         ("tenant/acme", of_tenant, "UPDATE policy SET document = CAST(x'ff' AS TEXT)", open, true),
+        ("tenant/acme", of_tenant, "UPDATE policy SET revision = -1", open, true),
         ("platform", "/v1/platform/policy", "UPDATE policy SET document = ''", &*always, false),
     ];
     for (scope, path, damaged, whole, neighbour) in cases {
@@ -116,6 +117,7 @@ fn a_sandbox_whose_row_is_damaged_has_failed_with_the_reason_and_keeps_nobody_el
         ("process = CAST(x'ff' AS TEXT)", "process"),
         ("state = 'walking'", "state"),
         ("vcpus = 4000", "vcpus"),
+        ("incarnation = -1", "incarnation"),
     ] {
         let _ = std::fs::remove_file(&ended);
         let guest = world.guest(&allow(&[&site]));
@@ -128,7 +130,9 @@ fn a_sandbox_whose_row_is_damaged_has_failed_with_the_reason_and_keeps_nobody_el
             let shown = world.api("GET", &path, &[]).json;
             (shown["state"] == "failed").then_some(shown)
         });
-        assert!(shown["reason"].as_str().is_some_and(|it| it.contains(column)), "{shown}");
+        let reason = shown["reason"].as_str().unwrap_or_default();
+        let place = ["table sandbox", "row ", &format!("column {column}")];
+        assert!(place.iter().all(|part| reason.contains(part)), "{shown}");
         assert_eq!(shown["slot"], guest.created["slot"]);
         eventually(&format!("{damage}: its guest is ended"), PATIENT, || {
             let told = std::fs::read_to_string(&ended).unwrap_or_default();
@@ -141,6 +145,39 @@ fn a_sandbox_whose_row_is_damaged_has_failed_with_the_reason_and_keeps_nobody_el
         assert_eq!(world.api("DELETE", &path, &[]).status, 204, "{damage}");
     }
     other.reaches(&site);
+}
+
+/// Promise 56. What only describes it is left out, and the log says where it was.
+#[test]
+fn a_sandbox_of_which_only_a_description_is_damaged_goes_on() {
+    let world = World::new();
+    let site = world.site("api");
+    let guest = world.guest(&allow(&[&site]));
+    let path = format!("/v1/sandboxes/{}", guest.name);
+    let shown = world.api("GET", &path, &[]).json;
+    assert!(shown["created"].is_string(), "control: {shown}");
+    for (damage, column) in [
+        ("created = -1", "created"),
+        ("created = 253402300800", "created"),
+        ("created = 9223372036854775807", "created"),
+        ("created = 7, reason = CAST(x'ff' AS TEXT)", "reason"),
+    ] {
+        world.daemon().kill();
+        let logged = world.daemon().log().len();
+        change(&world, &format!("UPDATE sandbox SET {damage} WHERE name = '{}'", guest.name));
+        world.daemon().start(&world.host);
+        let shown = world.api("GET", &path, &[]);
+        assert_eq!((shown.status, &shown.json["state"]), (200, &json!("running")), "{damage}");
+        assert_eq!(shown.json["created"].is_string(), column != "created", "{}", shown.text);
+        let (listed, health) = (world.cli(&["ls"]).ok(), world.api("GET", "/v1/health", &[]).json);
+        assert!(listed.stdout.contains(&guest.name), "{}", listed.stdout);
+        assert_eq!(health["panics"], 0, "{damage}");
+        let log = world.daemon().log();
+        let place = ["table sandbox", &format!("column {column}")];
+        let mut said = log[logged..].lines();
+        assert!(said.any(|line| place.iter().all(|part| line.contains(part))), "{damage}: {log}");
+        guest.reaches(&site);
+    }
 }
 
 /// Promise 56. What nobody can say the meaning of may close anything, or be the only trace of what runs.

@@ -78,7 +78,7 @@ impl Keeper {
             state: State::Creating,
             reason: None,
             process: None,
-            created: fault::wall_clock(),
+            created: Some(fault::wall_clock()),
         };
         let entered = self.enter(&mut record, document, written, actor);
         let handle = match AssertUnwindSafe(entered).catch_unwind().await {

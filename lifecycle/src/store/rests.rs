@@ -63,11 +63,11 @@ impl Store {
                 "DELETE FROM resting WHERE since + ?1 < ?2",
                 params![pause.as_secs(), seconds],
             )?;
-            let slots: Vec<u16> = store
+            let slots: Vec<i64> = store
                 .prepare("SELECT slot FROM resting")?
                 .query_map([], |row| row.get(0))?
                 .collect::<rusqlite::Result<_>>()?;
-            Ok(slots.into_iter().filter_map(Slot::new).collect())
+            Ok(slots.into_iter().filter_map(|slot| Slot::new(slot.try_into().ok()?)).collect())
         })
         .await
     }

@@ -1,7 +1,7 @@
 //! Rows of the journal as they are read. A damaged one is a sandbox that has failed, or a policy that closes
 //! its scope; what does not say whose it is, is no row. Never guesses at what a damaged column meant.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use policy::{Policy, Revision, Slot};
 use rusqlite::Row;
@@ -10,8 +10,12 @@ use crate::sandbox::Driver;
 use crate::state::State;
 use crate::store::{PolicyRow, Record};
 
-/// A row must say whose it is and in which slot. Where something else of it is damaged, nobody knows what
-/// runs there: it is taken for one that ran and of whose process nothing is known, with the reason.
+/// The last second of the year 9999, beyond which RFC 3339 knows no time.
+const LAST_SECOND: u64 = 253_402_300_799;
+
+/// A row must say whose it is and in which slot. Where something else is damaged that it needs to run, nobody
+/// knows what runs there: it is taken for one that ran and of whose process nothing is known, with the
+/// reason. What only describes it is left out.
 pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
     let slot: u16 = row.get("slot")?;
     let mut damage = None;
@@ -19,22 +23,23 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
         name: parsed(row, "name")?,
         tenant: parsed(row, "tenant")?,
         slot: Slot::new(slot).ok_or_else(|| corrupt("slot", "out of range"))?,
-        incarnation: row.get("incarnation")?,
+        incarnation: intact("incarnation", row.get("incarnation"), 0, &mut damage),
         driver: intact("driver", parsed(row, "driver"), Driver::default(), &mut damage),
         memory_mib: intact("memory_mib", row.get("memory_mib"), 0, &mut damage),
         // Only counted: nothing of the sandbox depends on it.
         disk: row.get("disk").unwrap_or_default(),
         vcpus: intact("vcpus", row.get("vcpus"), 0, &mut damage),
         state: intact("state", parsed(row, "state"), State::Running, &mut damage),
-        reason: intact("reason", row.get("reason"), None, &mut damage),
+        reason: described(row, "reason", row.get("reason"))
+            .unwrap_or_else(|| Some("the journal's word for it is damaged".to_owned())),
         process: intact("process", read_process(row), None, &mut damage),
-        created: UNIX_EPOCH
-            + Duration::from_secs(intact("created", row.get("created"), 0, &mut damage)),
+        created: described(row, "created", read_time(row)),
     };
     Ok(match damage {
         None => record,
         Some(column) => {
-            let reason = Some(format!("its row in the journal is damaged: column {column}"));
+            let place = place(row, column);
+            let reason = Some(format!("its row in the journal is damaged: {place}"));
             Record { state: State::Running, process: None, reason, ..record }
         }
     })
@@ -53,6 +58,26 @@ fn intact<T>(
     })
 }
 
+/// What was read of a column without which a sandbox can run; what is wrong with it is logged.
+fn described<T>(row: &Row<'_>, column: &str, read: rusqlite::Result<T>) -> Option<T> {
+    let place = || place(row, column);
+    read.inspect_err(|error| tracing::error!(%error, "damaged in the journal: {}", place())).ok()
+}
+
+/// Where in the table of sandboxes somebody has to look.
+fn place(row: &Row<'_>, column: &str) -> String {
+    let id: i64 = row.get("rowid").unwrap_or_default();
+    format!("table sandbox, row {id}, column {column}")
+}
+
+fn read_time(row: &Row<'_>) -> rusqlite::Result<SystemTime> {
+    let seconds: u64 = row.get("created")?;
+    match seconds {
+        0..=LAST_SECOND => Ok(UNIX_EPOCH + Duration::from_secs(seconds)),
+        _ => Err(corrupt("created", "beyond the year 9999")),
+    }
+}
+
 fn read_process(row: &Row<'_>) -> rusqlite::Result<Option<vmm::Process>> {
     let text: Option<String> = row.get("process")?;
     text.map(|text| serde_json::from_str(&text).map_err(|e| corrupt("process", e))).transpose()
@@ -64,13 +89,22 @@ pub(crate) fn read_policy(row: &Row<'_>) -> rusqlite::Result<PolicyRow> {
     let document = str::from_utf8(bytes("document")?).map_err(|problem| problem.to_string());
     let policy =
         document.and_then(|text| Policy::from_written(text).map_err(|problem| problem.to_string()));
-    let (id, scope) = (row.get("rowid")?, text(row, "scope")?);
-    Ok(PolicyRow { id, scope, policy, revision: Revision(row.get("revision")?) })
+    let (id, scope): (i64, _) = (row.get("rowid")?, text(row, "scope"));
+    let revision = row.get("revision").map_err(|problem| {
+        format!("table policy, row {id}, column revision: {problem}")
+    });
+    // A document that says what it says at no known revision may be any of its scope's.
+    let (policy, revision) = match revision {
+        Ok(revision) => (policy, Revision(revision)),
+        Err(problem) => (Err(problem), Revision::default()),
+    };
+    Ok(PolicyRow { id, scope, policy, revision })
 }
 
-/// A column as text to show and to compare, whatever its bytes are.
-pub(crate) fn text(row: &Row<'_>, column: &str) -> rusqlite::Result<String> {
-    Ok(String::from_utf8_lossy(row.get_ref(column)?.as_bytes()?).into_owned())
+/// A column as text to show and to compare, whatever its bytes are; empty where it has none.
+pub(crate) fn text(row: &Row<'_>, column: &str) -> String {
+    let bytes = row.get_ref(column).ok().and_then(|value| value.as_bytes().ok());
+    String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
 }
 
 /// A column that holds one word: a name, or the name of a variant.
