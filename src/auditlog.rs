@@ -6,6 +6,7 @@
 
 pub mod filter;
 mod readers;
+mod followers;
 mod past;
 mod untold;
 mod coalesce;
@@ -23,16 +24,18 @@ use std::{fs, io, thread};
 use policy::audit::{Kind, Outcome};
 use policy::trail::{Gap, Owner, Records};
 use policy::{AuditRecord, TenantName};
-use tokio::sync::broadcast;
 
 use crate::auditlog::coalesce::Coalescer;
 use crate::auditlog::files::{Files, Position};
 use crate::auditlog::filter::Filter;
+use crate::auditlog::followers::{Followers, Following, Line, Next};
+use crate::auditlog::past::Question;
 use crate::auditlog::readers::Readers;
 use crate::auditlog::untold::{Untold, Why};
 use crate::config::Audit;
 use crate::error::Error;
 
+pub use past::Cursor;
 pub use readers::{OPEN as MOST_OPEN, Reader};
 
 /// Refusals are equal only within this time.
@@ -46,8 +49,6 @@ const BATCH: usize = 1024;
 const GATHER: Duration = Duration::from_millis(10);
 /// Bytes after which a write is made: far below the size of a file.
 const GROUP: usize = 16 << 10;
-/// Lines a follower may be behind.
-const BEHIND: usize = 4096;
 /// How often an idle writer looks whether it should stop, and syncs.
 const TICK: Duration = Duration::from_millis(100);
 /// How often a disk that was full is tried again.
@@ -61,7 +62,7 @@ pub struct AuditLog(Arc<Shared>);
 struct Shared {
     dir: PathBuf,
     written: Mutex<Written>,
-    lines: broadcast::Sender<Line>,
+    followers: Followers,
     dropped: AtomicU64,
     closing: AtomicBool,
     writer: Mutex<Option<JoinHandle<()>>>,
@@ -74,15 +75,6 @@ struct Written {
     /// Groups of lines since the start.
     groups: u64,
     ends: BTreeMap<Owner, Position>,
-}
-
-/// One record with its JSON, as followers get it.
-#[derive(Clone, Debug)]
-struct Line {
-    /// The group with which it was written; none if it could not be.
-    group: Option<u64>,
-    record: Arc<AuditRecord>,
-    json: Arc<str>,
 }
 
 /// Records of the past as JSON lines, oldest first.
@@ -102,11 +94,12 @@ impl Iterator for Past {
 /// Records as they are written, those before `Follow` was asked for first.
 #[derive(Debug)]
 pub struct Follow {
-    filter: Filter,
     past: Option<Past>,
     /// The groups that are in the past.
     seen: u64,
-    lines: broadcast::Receiver<Line>,
+    lines: Following,
+    /// Whether a tenant reads it.
+    for_tenant: bool,
 }
 
 impl AuditLog {
@@ -124,7 +117,7 @@ impl AuditLog {
         let shared = Arc::new(Shared {
             dir: config.dir.clone(),
             written: Mutex::new(Written { groups: 0, ends: files.ends() }),
-            lines: broadcast::channel(BEHIND).0,
+            followers: Followers::default(),
             dropped: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             writer: Mutex::new(None),
@@ -161,19 +154,26 @@ impl AuditLog {
         self.0.readers.admit(whose)
     }
 
-    /// The newest `limit` records that pass, oldest first.
-    pub async fn query(&self, reader: Reader, filter: Filter, limit: usize) -> io::Result<Past> {
-        self.past(reader, self.written(), filter, limit).await
+    /// The newest `limit` records that pass, oldest first; of those, if so asked, that were not looked at
+    /// for an earlier answer. A tenant's question reads a bounded part of the files, and says so.
+    pub async fn query(
+        &self,
+        reader: Reader,
+        filter: Filter,
+        limit: usize,
+        before: Option<Cursor>,
+    ) -> io::Result<Past> {
+        self.past(reader, self.written(), filter, limit, before).await
     }
 
     /// The newest `limit` records that pass, then every one that is written from now on, without
     /// a gap or a repeat between.
     pub async fn follow(&self, reader: Reader, filter: Filter, limit: usize) -> io::Result<Follow> {
-        let lines = self.0.lines.subscribe();
-        let seen = self.written();
+        let lines = self.0.followers.follow(filter.clone());
+        let (seen, for_tenant) = (self.written(), reader.is_tenant());
         let groups = seen.groups;
-        let past = Some(self.past(reader, seen, filter.clone(), limit).await?);
-        Ok(Follow { filter, past, seen: groups, lines })
+        let past = Some(self.past(reader, seen, filter, limit, None).await?);
+        Ok(Follow { past, seen: groups, lines, for_tenant })
     }
 
     async fn past(
@@ -182,13 +182,16 @@ impl AuditLog {
         written: Written,
         filter: Filter,
         limit: usize,
+        before: Option<Cursor>,
     ) -> io::Result<Past> {
         let turn = reader.turn().await?;
         let dir = self.0.dir.clone();
+        let for_tenant = reader.is_tenant();
         let read = move || {
             // Reading goes on when whoever asked has left, so the turn is the reading's.
             let _turn = turn;
-            past::newest(&dir, &written.ends, &filter, limit)
+            let question = Question { filter, limit, before, for_tenant };
+            past::newest(&dir, &written.ends, &question)
         };
         let lines = tokio::task::spawn_blocking(read).await.map_err(io::Error::other)??;
         Ok(Past { lines, _reader: reader })
@@ -211,26 +214,32 @@ impl AuditLog {
 impl Follow {
     /// The next line; none when the daemon stops. A follower that was too slow is told so by a record
     /// of its own, without a number: what it missed may be other tenants'.
-    pub async fn next(&mut self) -> Option<Arc<str>> {
+    pub async fn next(&mut self) -> Option<String> {
         if let Some(line) = self.past.as_mut().and_then(Iterator::next) {
-            return Some(line.into());
+            return Some(line);
         }
         self.past = None;
         loop {
-            match self.lines.recv().await {
-                Ok(line) => {
-                    let told = line.group.is_some_and(|group| group <= self.seen);
-                    if !told && self.filter.passes(&line.record) {
-                        return Some(line.json);
+            match self.lines.next().await {
+                Next::Line(line) => {
+                    if line.group.is_none_or(|group| group > self.seen) {
+                        return Some(worded(&line.record, line.json.clone(), self.for_tenant));
                     }
                 }
-                Err(broadcast::error::RecvError::Lagged(_)) => {
-                    return serde_json::to_string(&too_slow()).ok().map(Into::into);
-                }
-                Err(broadcast::error::RecvError::Closed) => return None,
+                Next::Missed => return serde_json::to_string(&too_slow()).ok(),
+                Next::End => return None,
             }
         }
     }
+}
+
+/// The JSON of a record in the words for whoever reads it.
+fn worded(record: &AuditRecord, json: String, for_tenant: bool) -> String {
+    if !for_tenant || record.told.is_none() {
+        return json;
+    }
+    // What cannot be put in other words is not told.
+    serde_json::to_string(&record.clone().for_tenant()).unwrap_or_default()
 }
 
 /// What a follower is told in place of what it missed.
@@ -254,6 +263,11 @@ struct Writer {
 
 impl Writer {
     fn run(mut self) {
+        self.write_all();
+        self.shared.followers.close();
+    }
+
+    fn write_all(&mut self) {
         let mut synced = true;
         loop {
             let closing = self.shared.closing.load(Ordering::Acquire);
@@ -305,8 +319,7 @@ impl Writer {
     }
 
     fn show(&self, group: Option<u64>, record: AuditRecord, json: String) {
-        // Fails only when nobody follows.
-        let _ = self.shared.lines.send(Line { group, record: Arc::new(record), json: json.into() });
+        self.shared.followers.show(Line { group, record, json });
     }
 
     /// Writes a batch in groups of one owner each, each whole or not at all, and shows all to followers

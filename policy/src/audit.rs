@@ -131,6 +131,10 @@ pub struct AuditRecord {
     /// A control record: what was done, by whom. A failure: what went wrong.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub detail: Option<String>,
+    /// What its tenant is told in place of `detail`, where that names what is the node's alone: its
+    /// paths, processes, devices and addresses, and who its operator is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub told: Option<String>,
 }
 
 impl AuditRecord {
@@ -162,6 +166,7 @@ impl AuditRecord {
             micros: None,
             count: None,
             detail: None,
+            told: None,
         }
     }
 
@@ -171,6 +176,23 @@ impl AuditRecord {
         self.sandbox = Some(subject.sandbox.clone());
         self.tenant = Some(subject.tenant.clone());
         self.incarnation = Some(subject.incarnation);
+        self
+    }
+
+    /// Sets the detail, and what its tenant is told in its place where that is something else.
+    #[must_use]
+    pub fn saying(mut self, detail: &str, told: &str) -> Self {
+        self.detail = Some(detail.to_owned());
+        self.told = (told != detail).then(|| told.to_owned());
+        self
+    }
+
+    /// The same record as its tenant may see it.
+    #[must_use]
+    pub fn for_tenant(mut self) -> Self {
+        if let Some(told) = self.told.take() {
+            self.detail = Some(told);
+        }
         self
     }
 

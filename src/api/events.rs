@@ -15,8 +15,8 @@ use time::format_description::well_known::Rfc3339;
 use crate::api::caller::Caller;
 use crate::api::sandboxes::json_lines;
 use crate::api::{Api, body};
-use crate::auditlog::MOST_OPEN;
 use crate::auditlog::filter::Filter;
+use crate::auditlog::{Cursor, MOST_OPEN};
 use crate::input;
 use crate::problem::{ErrorBody, Kind, Problem};
 use crate::units::Span;
@@ -28,7 +28,7 @@ const USUAL: usize = 1_000;
 
 const KEYS: &[&str] = &[
     "follow", "limit", "since", "until", "sandbox", "tenant", "code", "outcome", "kind", "name",
-    "egress",
+    "egress", "before",
 ];
 
 /// The newest records that match, oldest first, one JSON object a line; with `follow=true` the
@@ -46,6 +46,7 @@ const KEYS: &[&str] = &[
         ("outcome" = Option<String>, Query, description = "`allow`, `observe`, `deny`, `fail` or `closed`."),
         ("kind" = Option<String>, Query, description = "`dns`, `connection`, `request`, `frame`, `control` or `gap`."),
         ("name" = Option<String>, Query, description = "About this host name."),
+        ("before" = Option<String>, Query, description = "Only what an earlier answer said it had not looked at, in its words."),
         ("egress" = Option<String>, Query, description = "That left from this address, or address and port."),
     ),
     responses(
@@ -66,14 +67,15 @@ pub(crate) async fn events(
     let audit = &api.0.audit;
     let reader = audit.reader(caller.tenant()).ok_or_else(|| too_many(&caller))?;
     if !asked.follow {
-        let found = audit.query(reader, asked.filter, asked.limit).await.map_err(unread)?;
+        let found =
+            audit.query(reader, asked.filter, asked.limit, asked.before).await.map_err(unread)?;
         return Ok(json_lines(stream::iter(found)));
     }
     let follow = audit.follow(reader, asked.filter, asked.limit).await.map_err(unread)?;
     let stop = api.0.stop.clone();
     Ok(json_lines(stream::unfold((follow, stop), |(mut follow, stop)| async move {
         let line = stop.run_until_cancelled(follow.next()).await??;
-        Some((line.to_string(), (follow, stop)))
+        Some((line, (follow, stop)))
     })))
 }
 
@@ -88,13 +90,14 @@ fn too_many(caller: &Caller) -> Problem {
 struct Asked {
     follow: bool,
     limit: usize,
+    before: Option<Cursor>,
     filter: Filter,
 }
 
 impl Asked {
     fn read(uri: &Uri, caller: &Caller, now: SystemTime) -> Result<Self, Problem> {
         let mut follow = false;
-        let mut limit = None;
+        let (mut limit, mut before) = (None, None);
         let mut filter = Filter::default();
         for (key, value) in body::query(uri, KEYS)? {
             match key.as_str() {
@@ -116,6 +119,7 @@ impl Asked {
                     let known = ["dns", "connection", "request", "frame", "control", "gap"];
                     filter.kind = Some(choice::<RecordKind>(&key, &value, known)?);
                 }
+                "before" => before = Some(cursor(&value)?),
                 "name" => filter.name = Some(value.to_lowercase()),
                 _ => {
                     let read = value.parse().map_err(|wrong: &str| {
@@ -135,13 +139,24 @@ impl Asked {
             filter.tenant = Some(own.clone());
         }
         let usual = if follow && filter.since.is_none() { 0 } else { USUAL };
-        Ok(Self { follow, limit: limit.unwrap_or(usual), filter })
+        if follow && before.is_some() {
+            let problem = "goes back, and `follow` goes on";
+            return Err(Problem::invalid("before", "", problem).fix("leave one of them out"));
+        }
+        Ok(Self { follow, limit: limit.unwrap_or(usual), before, filter })
     }
 }
 
 fn count(text: &str) -> Result<usize, Problem> {
     text.parse().ok().filter(|limit| *limit <= MOST).ok_or_else(|| {
         Problem::invalid("limit", text, "is not a number of records").fix("use 0 to 10000")
+    })
+}
+
+fn cursor(text: &str) -> Result<Cursor, Problem> {
+    text.parse().map_err(|()| {
+        Problem::invalid("before", text, "is not where an answer stopped")
+            .fix("repeat what an answer said, as `7-0`")
     })
 }
 

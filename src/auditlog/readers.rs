@@ -36,7 +36,7 @@ struct Each {
 pub struct Reader {
     /// Taken one after another, the scarcest last.
     turns: Vec<Arc<Semaphore>>,
-    _open: Option<OwnedSemaphorePermit>,
+    open: Option<OwnedSemaphorePermit>,
 }
 
 impl Readers {
@@ -48,7 +48,7 @@ impl Readers {
     /// One more question of this tenant, or of the operator; none if it has as many open as it may.
     pub(crate) fn admit(&self, whose: Option<&TenantName>) -> Option<Reader> {
         let Some(tenant) = whose else {
-            return Some(Reader { turns: vec![Arc::clone(&self.operator)], _open: None });
+            return Some(Reader { turns: vec![Arc::clone(&self.operator)], open: None });
         };
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
         let each = each.entry(tenant.clone()).or_insert_with(|| Each {
@@ -57,11 +57,16 @@ impl Readers {
         });
         let open = Arc::clone(&each.open).try_acquire_owned().ok()?;
         let turns = vec![Arc::clone(&each.reading), Arc::clone(&self.tenants)];
-        Some(Reader { turns, _open: Some(open) })
+        Some(Reader { turns, open: Some(open) })
     }
 }
 
 impl Reader {
+    /// Whether a tenant asks, and not the operator.
+    pub(crate) fn is_tenant(&self) -> bool {
+        self.open.is_some()
+    }
+
     /// Waits until its files may be read, and as long as what it gets is held.
     pub(crate) async fn turn(&self) -> io::Result<Vec<OwnedSemaphorePermit>> {
         let mut taken = Vec::new();

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use policy::{Code, Trail};
 
 use super::*;
+use crate::auditlog::followers::BEHIND;
 use crate::units::Size;
 
 fn opened(dir: &Path, queue: usize) -> (AuditLog, Trail) {
@@ -29,7 +30,7 @@ fn operator(log: &AuditLog) -> Reader {
 }
 
 async fn all(log: &AuditLog, filter: Filter, limit: usize) -> Vec<AuditRecord> {
-    let lines = log.query(operator(log), filter, limit).await.expect("read");
+    let lines = log.query(operator(log), filter, limit, None).await.expect("read");
     lines.map(|line| serde_json::from_str(&line).expect("record")).collect()
 }
 
@@ -95,14 +96,15 @@ async fn a_follower_sees_the_past_and_the_present_without_gap_or_repeat() {
     log.close();
 }
 
-/// Promise 22.
+/// Promise 50. And it is told so, without a number.
 #[tokio::test]
-async fn a_follower_that_was_too_slow_is_told_so_and_nothing_of_how_busy_others_are() {
+async fn a_follower_that_is_too_slow_loses_lines_and_one_that_follows_another_tenant_none() {
     let dir = tempfile::tempdir().expect("folder");
     let (log, trail) = opened(dir.path(), 1024);
     let of = |tenant: &str| AuditRecord { tenant: tenant.parse().ok(), ..record("one", None) };
-    let filter = || Filter { tenant: "quiet".parse().ok(), ..Filter::default() };
-    let mut follow = log.follow(operator(&log), filter(), 0).await.expect("follow");
+    let filter = |tenant: &str| Filter { tenant: tenant.parse().ok(), ..Filter::default() };
+    let mut quiet = log.follow(operator(&log), filter("quiet"), 0).await.expect("follow");
+    let mut slow = log.follow(operator(&log), filter("loud"), 0).await.expect("follow");
     let mut others = log.follow(operator(&log), Filter::default(), 0).await.expect("follow");
     for _ in 0..=BEHIND / 256 {
         (0..256).for_each(|_| trail.record(of("loud")));
@@ -111,15 +113,44 @@ async fn a_follower_that_was_too_slow_is_told_so_and_nothing_of_how_busy_others_
         }
     }
     trail.record(of("quiet"));
-    let mut told = async || -> AuditRecord {
+    let told = async |follow: &mut Follow| -> AuditRecord {
         let line = tokio::time::timeout(Duration::from_secs(5), follow.next()).await;
         serde_json::from_str(&line.expect("in time").expect("a line")).expect("record")
     };
-    let gap = told().await;
+    let first = told(&mut quiet).await;
+    assert_eq!((first.kind, first.tenant), (Kind::Connection, "quiet".parse().ok()));
+    let gap = told(&mut slow).await;
     assert_eq!((gap.kind, gap.count, gap.tenant), (Kind::Gap, None, None));
     assert!(gap.detail.is_some_and(|said| said.contains("too slow")));
-    assert_eq!(told().await.tenant, "quiet".parse().ok(), "control: and goes on");
+    assert_eq!(told(&mut slow).await.tenant, "loud".parse().ok(), "control: and goes on");
     log.close();
+}
+
+/// Promise 22. What a record keeps from its tenant, it keeps in answers and from followers.
+#[tokio::test]
+async fn a_tenant_reads_a_record_in_the_words_for_it_and_the_operator_in_full() {
+    let dir = tempfile::tempdir().expect("folder");
+    let (log, trail) = opened(dir.path(), 16);
+    let acme: TenantName = "acme".parse().expect("a name");
+    let filter = || Filter { tenant: Some(acme.clone()), ..Filter::default() };
+    let reader = |tenant: bool| log.reader(Some(&acme).filter(|_| tenant)).expect("a reader");
+    let mut own = log.follow(reader(true), filter(), 0).await.expect("follow");
+    let mut whole = log.follow(reader(false), filter(), 0).await.expect("follow");
+    let record = AuditRecord { tenant: Some(acme.clone()), ..record("one", None) };
+    trail.record(record.clone().saying("failed: /srv/x", "failed"));
+    let (own, whole) = (own.next().await, whole.next().await);
+    log.close();
+    let query = async |tenant| {
+        let mut found = log.query(reader(tenant), filter(), 9, None).await.expect("read");
+        found.next()
+    };
+    for (own, whole) in [(own, whole), (query(true).await, query(false).await)] {
+        let [own, whole] = [own, whole].map(|line| -> AuditRecord {
+            serde_json::from_str(&line.expect("a line")).expect("a record")
+        });
+        assert_eq!((own.detail.as_deref(), own.told), (Some("failed"), None));
+        assert_eq!(whole.detail.as_deref(), Some("failed: /srv/x"));
+    }
 }
 
 #[tokio::test]
@@ -130,7 +161,7 @@ async fn a_question_whose_asker_has_left_keeps_its_turn_until_it_is_read() {
     let filter = Filter { sandbox: "a".parse().ok(), ..Filter::default() };
     let acme: TenantName = "acme".parse().expect("a name");
     let turns = async || log.reader(Some(&acme)).expect("one of few").turn().await;
-    let asked = log.query(log.reader(Some(&acme)).expect("the first"), filter, 1);
+    let asked = log.query(log.reader(Some(&acme)).expect("the first"), filter, 1, None);
     let asked = tokio::time::timeout(Duration::from_millis(20), asked).await;
     assert!(asked.is_err(), "control: it takes longer");
     let second = turns().await.expect("its second turn");

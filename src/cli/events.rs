@@ -40,6 +40,9 @@ pub(crate) struct Events {
     /// Not newer: RFC 3339, or how long ago.
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
+    /// Only what an earlier answer said it had not looked at, in its words: 7-0.
+    #[arg(long, value_name = "PLACE")]
+    before: Option<String>,
     /// At most so many records of the past, the newest.
     #[arg(long, short = 'n', value_name = "N")]
     limit: Option<usize>,
@@ -73,6 +76,7 @@ impl Events {
             ("egress", &self.egress),
             ("since", &self.since),
             ("until", &self.until),
+            ("before", &self.before),
             ("limit", &limit),
         ];
         let given = pairs.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
