@@ -94,7 +94,7 @@ pub struct Sandbox {
     /// `creating`, `running`, `failed` or `deleting`.
     #[schema(example = "running")]
     pub state: String,
-    /// Why it failed, if it did.
+    /// Why it failed, if it did: the operator is told all of it, others what kind of thing went wrong.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
     /// What runs it.
@@ -129,7 +129,7 @@ pub struct Sandbox {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(example = "tenant/acme")]
     pub closed_by: Option<String>,
-    /// The process that runs it, if it is the daemon's.
+    /// The process that runs it, if it is the daemon's: told to the operator only.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,
     /// When it was created, RFC 3339 in UTC; left out where the journal's word for it is damaged.
@@ -288,13 +288,14 @@ pub struct Health {
     pub uptime_seconds: u64,
     /// Sandboxes that the caller may see.
     pub sandboxes: usize,
-    /// Audit records lost since the start.
-    pub audit_lost: u64,
+    /// Audit records lost since the start. This and what follows is told to the operator only.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub audit_lost: Option<u64>,
     /// Tasks that ended by a panic since the start: each is a bug.
-    #[serde(default)]
-    pub panics: u64,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub panics: Option<u64>,
     /// Slots that nobody gets, because something of their last guest is still there: a tap, or a fence
     /// to which somebody else's rule leads. It is tried again and again to take it away.
-    #[serde(default)]
-    pub stuck_slots: usize,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stuck_slots: Option<usize>,
 }

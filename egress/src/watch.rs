@@ -64,19 +64,19 @@ pub(crate) async fn mend(world: &World, slot: Slot, meant: &SlotFence) -> Result
 
 /// Records that the fence of a slot could not be put up again; where its link is down, it is shut.
 pub(crate) fn record_failure(trail: &Trail, whose: &Subject, found: &str, error: &Error) {
-    let mut record = AuditRecord::new(fault::wall_clock(), Kind::Control, Outcome::Fail);
+    let record = AuditRecord::new(fault::wall_clock(), Kind::Control, Outcome::Fail);
     let detail = "the fence was changed by somebody else and could not be put up again yet";
-    record.detail = Some(format!("{detail}: {found}: {error}"));
-    trail.record(record.about(whose));
+    let full = format!("{detail}: {found}: {error}");
+    trail.record(record.about(whose).saying(&full, detail));
 }
 
 /// Records and logs that something of the fence was put up again.
 pub(crate) fn record(trail: &Trail, whose: Option<&Subject>, found: &str) {
     let sandbox = whose.map(|subject| subject.sandbox.to_string());
     tracing::error!(sandbox, found, "fence changed by somebody else: put up again");
-    let mut record = AuditRecord::new(fault::wall_clock(), Kind::Control, Outcome::Fail);
     let detail = "the fence was changed by somebody else and put up again";
-    record.detail = Some(format!("{detail}: {found}"));
+    let record = AuditRecord::new(fault::wall_clock(), Kind::Control, Outcome::Fail)
+        .saying(&format!("{detail}: {found}"), detail);
     trail.record(match whose {
         Some(subject) => record.about(subject),
         None => record,

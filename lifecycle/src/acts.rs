@@ -54,12 +54,7 @@ impl Hypervisors {
                 .find(|file| !self.image_dir.join(file).is_file()),
         };
         let Some(missing) = missing else { return Ok(()) };
-        let problem = format!(
-            "needs the guest image, but {} is missing",
-            self.image_dir.join(missing).display()
-        );
-        let fix = "build it with `make image` and point `qemu.image` at it, or use `external`";
-        Err(Error::Invalid(Field::new("driver", "qemu", &problem, fix)))
+        Err(Error::NoImage(self.image_dir.join(missing)))
     }
 
     /// Bytes that the disk of a sandbox of this driver can grow to: what its process may write is bounded
@@ -208,10 +203,11 @@ impl Acts {
         };
         // Its log goes with a creation that is undone.
         let console = record.process.as_ref().map(vmm::Process::console_end).unwrap_or_default();
-        match console.as_str() {
-            "" => Err(format!("{problem}; its console is empty").into()),
-            console => Err(format!("{problem}; its console ends: {console}").into()),
-        }
+        let console = match console.as_str() {
+            "" => "is empty".to_owned(),
+            console => format!("ends: {console}"),
+        };
+        Err(boxed(Error::Boot { problem, console }))
     }
 
     async fn stop_process(&mut self, record: &mut Record, greeted: bool) -> Result<(), Boxed> {
@@ -309,22 +305,32 @@ pub(crate) async fn exec(
         let fix = "pass what is long as standard input or as a file";
         Error::Invalid(Field::new("argv", "", &format!("is too long: {error}"), fix))
     })?;
-    let fail = |problem: String| Error::Agent { name: record.name.clone(), problem };
-    let mut stream = hello(router, record).await.map_err(fail)?;
+    let mut stream = hello(router, record).await?;
     let sent = stream.write_all(&bytes).await;
-    sent.map_err(|error| fail(format!("went away: {error}")))?;
+    sent.map_err(|error| mute(record, format!("went away: {error}")))?;
     Ok(stream)
 }
 
 /// Connects to the agent, hears its hello, and tells it the time and random bytes: both may have stood
 /// still, and nothing of a connection tells whether.
-async fn hello(router: &Router, record: &Record) -> Result<GuestStream, String> {
+async fn hello(router: &Router, record: &Record) -> Result<GuestStream, Error> {
     let port = policy::net::AGENT_PORT;
-    let mut stream = router
-        .connect(record.slot, port)
-        .await
-        .map_err(|error| format!("cannot be reached: {}", crate::error::chain(&error)))?;
-    let said = timeout(HELLO, first_word(&mut stream)).await;
+    let mut stream = router.connect(record.slot, port).await.map_err(|source| Error::Agent {
+        name: record.name.clone(),
+        problem: "cannot be reached".to_owned(),
+        source: Some(Box::new(source)),
+    })?;
+    greet(&mut stream).await.map_err(|problem| mute(record, problem))?;
+    Ok(stream)
+}
+
+/// An agent that is reached and does not do as it should.
+fn mute(record: &Record, problem: String) -> Error {
+    Error::Agent { name: record.name.clone(), problem, source: None }
+}
+
+async fn greet(stream: &mut GuestStream) -> Result<(), String> {
+    let said = timeout(HELLO, first_word(stream)).await;
     let hello = match said {
         Ok(Ok(FromGuest::Hello(hello))) if hello.version == agent::VERSION => hello,
         Ok(Ok(FromGuest::Hello(hello))) => {
@@ -342,8 +348,7 @@ async fn hello(router: &Router, record: &Record) -> Result<GuestStream, String> 
         let fresh = fresh().map_err(|error| format!("gets no entropy: {error}"))?;
         FromHost::Entropy(fresh).encode(&mut bytes).map_err(|error| error.to_string())?;
     }
-    stream.write_all(&bytes).await.map_err(|error| format!("went away: {error}"))?;
-    Ok(stream)
+    stream.write_all(&bytes).await.map_err(|error| format!("went away: {error}"))
 }
 
 /// Random bytes of the host's, for a guest whose own may have been slept over or copied.

@@ -18,6 +18,7 @@ use crate::acts::Acts;
 use crate::error::{Error, chain};
 use crate::machine::{Act, Left, Machine};
 use crate::policies::Policies;
+use crate::reason::Reason;
 use crate::sandbox::{Driver, Progress, Sandbox};
 use crate::state::State;
 use crate::store::{Record, Store};
@@ -32,7 +33,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
     pub(crate) state: State,
-    pub(crate) reason: Option<String>,
+    pub(crate) reason: Option<Reason>,
     pub(crate) pid: Option<u32>,
     /// What is being done, and since when.
     pub(crate) doing: Option<Act>,
@@ -176,7 +177,7 @@ impl Task {
             tracing::warn!(sandbox = %self.record.name, error = chain(&error), "fence not lowered");
         }
         let tries = u32::from(self.machine.tries());
-        self.record.reason = Some(format!("shut in until its fence stands: {}", chain(&error)));
+        self.record.reason = Some(Reason::of(&error).behind("shut in until its fence stands"));
         if tries == 1 {
             self.audit(Outcome::Fail, "taken over");
         }
@@ -192,7 +193,7 @@ impl Task {
     fn ended(&mut self) -> bool {
         let ended = !self.acts.is_running(&self.record);
         if ended {
-            self.record.reason = Some("its microVM ended by itself".to_owned());
+            self.record.reason = Some(Reason::new("its microVM ended by itself"));
             self.machine.process_gone();
         }
         ended
@@ -222,7 +223,7 @@ impl Task {
 
     /// The first error is the reason, and what the caller who waits is told.
     fn blame(&mut self, error: Error) {
-        self.record.reason.get_or_insert_with(|| chain(&error));
+        self.record.reason.get_or_insert_with(|| Reason::of(&error));
         let error = Arc::new(error);
         self.published.send_modify(|seen| {
             seen.error.get_or_insert(error);
@@ -272,7 +273,7 @@ impl Task {
                 self.unnoted(&error);
                 self.published.send_modify(|seen| {
                     seen.state = State::Deleting;
-                    seen.reason = Some(chain(&error));
+                    seen.reason = Some(Reason::of(&error));
                     seen.doing = None;
                     seen.error = Some(Arc::new(error));
                 });
@@ -352,11 +353,11 @@ impl Task {
         record.sandbox = Some(self.record.name.clone());
         record.tenant = Some(self.record.tenant.clone());
         record.incarnation = Some(self.record.incarnation);
-        record.detail = Some(match &self.record.reason {
-            Some(reason) => format!("sandbox {what}: {reason}"),
-            None => format!("sandbox {what}"),
+        let done = format!("sandbox {what}");
+        self.trail.record(match self.record.reason.clone().map(|reason| reason.behind(&done)) {
+            Some(said) => record.saying(said.full(), said.told()),
+            None => record.saying(&done, &done),
         });
-        self.trail.record(record);
     }
 }
 

@@ -1,8 +1,8 @@
 //! What can go wrong in this room. A refusal of bad input is an error that names the field, what
 //! was given and the mend; everything else names what was being done and to what.
 
-use std::fmt;
 use std::path::PathBuf;
+use std::{fmt, io};
 
 use policy::{PolicyError, Revision, SandboxName, TenantName};
 
@@ -89,7 +89,10 @@ pub enum Error {
     #[error("{}: {}; {}", .0.field, .0.problem, .0.fix)]
     Share(Field),
     /// The disk of the journal has less free than is kept for it.
-    #[error("{free} bytes are free on the disk with the state, of the {reserve} that are kept")]
+    #[error(
+        "the disk with the state has {} MiB free, less than the {} MiB that are kept for the journal",
+        free >> 20, reserve >> 20
+    )]
     Reserve {
         /// Bytes that are free.
         free: u64,
@@ -117,7 +120,21 @@ pub enum Error {
         name: SandboxName,
         /// What went wrong.
         problem: String,
+        /// Why, where the router said so.
+        #[source]
+        source: Option<Box<egress::Error>>,
     },
+    /// A guest did not come up.
+    #[error("{problem}; its console {console}")]
+    Boot {
+        /// What it did not do.
+        problem: String,
+        /// What its console says.
+        console: String,
+    },
+    /// There is no image to make guests of.
+    #[error("needs the guest image, but {} is missing", .0.display())]
+    NoImage(PathBuf),
     /// The store could not be read or written.
     #[error("{doing} in the store {path}")]
     Store {
@@ -182,6 +199,80 @@ impl Error {
         matches!(self, Self::Step { source, .. }
             if matches!(source.downcast_ref(), Some(egress::Error::NoTap(_))))
     }
+
+    /// What whoever is not the operator is told: what was being done to which sandbox, and what kind of
+    /// thing went wrong; no path, process, device or address of the node.
+    #[must_use]
+    pub fn told(&self) -> String {
+        match self {
+            Self::Shared(shared) => shared.told(),
+            Self::Step { source, .. } => format!("{self}: {}", kind(&**source)),
+            Self::Store { doing, .. } => format!("{doing} failed: the node's store was of no use"),
+            Self::NoRoom { doing, .. } => format!("{doing} failed: the node's store is full"),
+            Self::Row { .. } => "the node's store has a row that cannot be read".to_owned(),
+            Self::NoImage(_) => "needs the guest image, which this node has not".to_owned(),
+            Self::Boot { problem, .. } => problem.clone(),
+            Self::Reserve { .. } => {
+                "the disk with the state has less free than is kept for the journal".to_owned()
+            }
+            // What these say of themselves is a tenant's or nobody's; `Router` and `Agent` keep to
+            // themselves what caused them.
+            Self::Invalid(_)
+            | Self::Share(_)
+            | Self::Policy(_)
+            | Self::NotFound(_)
+            | Self::Exists(_)
+            | Self::Conflict { .. }
+            | Self::Unreadable { .. }
+            | Self::WrongState { .. }
+            | Self::Full(_)
+            | Self::Quota { .. }
+            | Self::Resting(_)
+            | Self::Agent { .. }
+            | Self::Router { .. }
+            | Self::Panicked
+            | Self::Stopping => self.to_string(),
+        }
+    }
+
+    /// All there is to say, for the operator; none where that is no more than everybody is told.
+    #[must_use]
+    pub fn full(&self) -> Option<String> {
+        match self {
+            Self::Shared(shared) => shared.full(),
+            Self::Step { .. }
+            | Self::Store { .. }
+            | Self::NoImage(_)
+            | Self::Boot { .. }
+            | Self::Reserve { .. }
+            | Self::Agent { .. }
+            | Self::Router { .. } => Some(chain(self)),
+            _ => None,
+        }
+    }
+}
+
+/// What kind of thing made a step fail.
+fn kind(source: &(dyn std::error::Error + 'static)) -> String {
+    use vmm::Error as V;
+    if let Some(own) = source.downcast_ref::<Error>() {
+        return own.told();
+    }
+    let kind = match source.downcast_ref::<V>() {
+        Some(V::Tap { .. }) => "the kernel did not give it its device",
+        Some(V::File { .. }) => "a file of the node could not be used",
+        Some(V::Program { .. }) => "a program of the node could not be run",
+        Some(V::Failed { .. }) => "a program of the node failed",
+        Some(V::Slow { .. }) => "a program of the node took too long",
+        Some(V::Survivor { .. } | V::Control { .. }) => "its microVM would not end",
+        Some(V::OtherDriver(_)) => "its driver is not configured",
+        Some(V::Unusable { .. }) => "what was saved of it could not be used",
+        Some(V::Sleepless(_)) => "it cannot sleep",
+        None if source.is::<egress::Error>() => "the node's router or kernel refused",
+        None if source.is::<io::Error>() => "a file of the node could not be used",
+        None => "something of the node's failed",
+    };
+    kind.to_owned()
 }
 
 /// An error with its causes, in one line.
@@ -194,4 +285,46 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         cause = next.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Promise 22.
+    #[test]
+    fn what_a_tenant_is_told_says_what_was_done_to_what_and_names_nothing_of_the_node() {
+        let vmm = vmm::Error::Failed { program: "/srv/x".into(), said: "no /srv/y".into() };
+        let denied = || io::Error::other("open /srv/z: denied");
+        let file = vmm::Error::File { act: "open", path: "/srv/disk".into(), source: denied() };
+        let netns = || egress::Error::WorldEnded("postern /run".to_owned());
+        let sources: [Box<dyn std::error::Error + Send + Sync>; 6] = [
+            Box::new(vmm),
+            Box::new(file),
+            Box::new(vmm::Error::Survivor { pid: 4711, limit: std::time::Duration::ZERO }),
+            Box::new(netns()),
+            Box::new(denied()),
+            "the tap /dev/net/tun is not open".into(),
+        ];
+        let name = || "demo".parse().unwrap();
+        let step = |source| Error::Step { doing: "starting the microVM of", name: name(), source };
+        let mut errors: Vec<Error> = sources.into_iter().map(step).collect();
+        errors.push(Error::Shared(std::sync::Arc::new(step(Box::new(netns())))));
+        for error in &errors {
+            let told = error.told();
+            assert!(told.starts_with("starting the microVM of demo failed: "), "{told}");
+        }
+        let (doing, path, source) = ("writing", "/srv/db".into(), Box::new(denied()));
+        errors.push(Error::Store { doing, path, source });
+        errors.push(Error::NoImage("/srv/vmlinuz".into()));
+        errors.push(Error::Reserve { free: 4711 << 20, reserve: 4712 << 20 });
+        errors.push(Error::Router { doing, source: Box::new(netns()) });
+        let problem = "cannot be reached".to_owned();
+        errors.push(Error::Agent { name: name(), problem, source: Some(Box::new(netns())) });
+        for error in errors {
+            let (told, full) = (error.told(), error.full().expect("there is more"));
+            assert!(!told.contains('/') && !told.contains("4711"), "{told}");
+            assert!(full.contains('/') || full.contains("4711"), "{full}");
+        }
+    }
 }

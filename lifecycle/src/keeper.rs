@@ -151,16 +151,14 @@ impl Keeper {
     /// Removes a sandbox and waits until nothing of it is left, or until only the journal, which
     /// cannot be written, still has it. Removing one that is being removed waits for the same end.
     pub async fn remove(&self, found: &Found, actor: &Actor) -> Result<(), Error> {
-        let detail = "sandbox remove".to_owned();
-        self.0.trail.record(self.control(found.record(), actor, detail));
+        self.0.trail.record(self.control(found.record(), actor, "sandbox remove"));
         ask_to_go(found, false).await.map(drop)
     }
 
     /// The same, but what runs it is tried to be ended once more at most; everything else goes. Gives
     /// what of it is left, in words. The slot of a guest that may be there is nobody's.
     pub async fn force(&self, found: &Found, actor: &Actor) -> Result<Option<String>, Error> {
-        let detail = "sandbox remove by force".to_owned();
-        self.0.trail.record(self.control(found.record(), actor, detail));
+        self.0.trail.record(self.control(found.record(), actor, "sandbox remove by force"));
         found.handle().forced.store(true, Ordering::Release);
         ask_to_go(found, true).await
     }
@@ -191,7 +189,7 @@ impl Keeper {
         }
         let program = exec.argv.first().map(|program| policy::audit::shown(program));
         let detail = format!("exec {}", program.unwrap_or_default());
-        self.0.trail.record(self.control(&handle.record, actor, detail));
+        self.0.trail.record(self.control(&handle.record, actor, &detail));
         crate::acts::exec(&self.0.router, &handle.record, exec).await
     }
 
@@ -219,13 +217,13 @@ impl Keeper {
         Sandbox { closed_by: closed_by.map(|scope| scope.to_string()), ..seen }
     }
 
-    fn control(&self, record: &Record, actor: &Actor, what: String) -> AuditRecord {
+    fn control(&self, record: &Record, actor: &Actor, what: &str) -> AuditRecord {
         let mut audit = AuditRecord::new(fault::wall_clock(), Kind::Control, Outcome::Allow);
         audit.sandbox = Some(record.name.clone());
         audit.tenant = Some(record.tenant.clone());
         audit.incarnation = Some(record.incarnation);
-        audit.detail = Some(format!("{what} by {}", actor.as_str()));
-        audit
+        let by = |who| format!("{what} by {who}");
+        audit.saying(&by(actor.full()), &by(actor.told()))
     }
 
     /// Starts the driver of a sandbox that is in the journal.

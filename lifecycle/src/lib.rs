@@ -20,11 +20,13 @@ mod sandbox;
 mod config;
 mod state;
 mod threads;
+mod reason;
 mod error;
 
 pub use config::{Config, Quota};
 pub use error::{Error, Field};
 pub use keeper::{Found, Holder, Keeper};
 pub use policies::{PolicyChange, Scope, notes};
+pub use reason::Reason;
 pub use sandbox::{Actor, CreateSpec, Driver, Progress, Sandbox, Wish};
 pub use state::State;

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::acts::Hypervisors;
 use crate::error::{Error, chain};
 use crate::machine::Machine;
+use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::slots::{Slots, Stuck};
 use crate::state::State;
@@ -29,7 +30,7 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
             return Machine::adopt();
         }
         if record.process.is_some() || record.reason.is_none() {
-            record.reason = Some("its microVM ended while no daemon ran".to_owned());
+            record.reason = Some(Reason::new("its microVM ended while no daemon ran"));
         }
     }
     Machine::leftover(record.state)

@@ -7,6 +7,7 @@ use policy::{Policy, PolicyMode, Revision, SandboxName, Slot, TenantName};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Field};
+use crate::reason::Reason;
 use crate::state::State;
 
 /// Which hypervisor runs a sandbox.
@@ -95,7 +96,7 @@ pub struct Sandbox {
     /// Its state.
     pub state: State,
     /// Why it failed, or why it is shut in although it runs.
-    pub reason: Option<String>,
+    pub reason: Option<Reason>,
     /// Its slot.
     pub slot: Slot,
     /// The name of its tap inside the guests' namespace.
@@ -133,16 +134,24 @@ pub struct Progress {
 
 /// Who asked for a change, and from where: for the audit, never for a decision.
 #[derive(Clone, Debug)]
-pub struct Actor(String);
+pub struct Actor {
+    description: String,
+    is_operator: bool,
+}
 
 impl Actor {
-    /// From a description without secrets, e.g. `uid=0 unix`.
+    /// From a description without secrets, e.g. `uid=0 unix`. Of the operator, tenants are told no more
+    /// than that it was the operator.
     #[must_use]
-    pub fn new(description: impl Into<String>) -> Self {
-        Self(description.into())
+    pub fn new(description: impl Into<String>, is_operator: bool) -> Self {
+        Self { description: description.into(), is_operator }
     }
 
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
+    pub(crate) fn full(&self) -> &str {
+        &self.description
+    }
+
+    pub(crate) fn told(&self) -> &str {
+        if self.is_operator { "the operator" } else { &self.description }
     }
 }

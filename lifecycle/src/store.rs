@@ -15,6 +15,7 @@ use policy::{Policy, Revision, SandboxName, Slot, TenantName};
 use rusqlite::{Connection, Transaction, params};
 
 use crate::error::Error;
+use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::state::State;
 use crate::store::rests::{KEPT, RESTS, Uptime};
@@ -69,7 +70,7 @@ pub(crate) struct Record {
     /// Bytes that its disk can grow to; none where an earlier version made it.
     pub(crate) disk: Option<u64>,
     pub(crate) state: State,
-    pub(crate) reason: Option<String>,
+    pub(crate) reason: Option<Reason>,
     pub(crate) process: Option<vmm::Process>,
     /// None where the journal's word for it is damaged.
     pub(crate) created: Option<SystemTime>,
@@ -209,11 +210,12 @@ impl Store {
         name: &SandboxName,
         state: State,
         process: Option<vmm::Process>,
-        reason: Option<String>,
+        reason: Option<Reason>,
     ) -> Result<(), Error> {
         let name = name.to_string();
         self.run("noting the state of a sandbox", move |store| {
             let process = process.as_ref().map(json).transpose()?;
+            let reason = reason.as_ref().map(json).transpose()?;
             store.execute(
                 "UPDATE sandbox SET state = ?2, process = ?3, reason = ?4 WHERE name = ?1",
                 params![name, word(&state), process, reason],
@@ -350,7 +352,12 @@ mod tests {
             let second = store.insert(record("b", 2), document.clone()).await.unwrap();
             assert!(second.0 > first.0 && second.1 > first.1);
             store
-                .note(&"b".parse().unwrap(), State::Failed, None, Some("why".to_owned()))
+                .note(
+                    &"b".parse().unwrap(),
+                    State::Failed,
+                    None,
+                    Some(Reason::told_as("the whole".to_owned(), "a part")),
+                )
                 .await
                 .unwrap();
             store.forget(&"a".parse().unwrap(), false).await.unwrap();
@@ -362,7 +369,8 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].name.as_str(), "b");
         assert_eq!(found[0].state, State::Failed);
-        assert_eq!(found[0].reason.as_deref(), Some("why"));
+        let reason = found[0].reason.as_ref().unwrap();
+        assert_eq!((reason.full(), reason.told()), ("the whole", "a part"));
         assert_eq!(found[0].disk, Some(7));
         assert_eq!(found[0].created, Some(UNIX_EPOCH + Duration::from_secs(7)));
         let scopes: Vec<_> =

@@ -28,6 +28,7 @@ impl IntoResponse for Problem {
     }
 }
 
+/// In the words for whoever is not the operator.
 impl From<lifecycle::Error> for Problem {
     fn from(error: lifecycle::Error) -> Self {
         use lifecycle::Error as E;
@@ -65,14 +66,8 @@ impl From<lifecycle::Error> for Problem {
                 let problem = Self::invalid(field.field, "", field.problem).fix(field.fix);
                 Self { value: Some(field.value.into()), ..problem }.of(Kind::Quota)
             }
-            E::Reserve { free, reserve } => {
-                let problem = format!(
-                    "the disk with the state has {} MiB free, less than the {} MiB that are kept \
-                     for the journal",
-                    free >> 20,
-                    reserve >> 20
-                );
-                let problem = Self::new(Kind::Storage, problem).fix(
+            E::Reserve { .. } => {
+                let problem = Self::new(Kind::Storage, error.told()).fix(
                     "free some room there, remove a sandbox, or have `limits.state_reserve` lowered",
                 );
                 Self { field: Some("limits.state_reserve".into()), ..problem }
@@ -84,11 +79,13 @@ impl From<lifecycle::Error> for Problem {
                     .fix("wait for as long as `guests.slot_rest`, or reuse sandboxes")
                     .of(Kind::Quota)
             }
+            E::NoImage(_) => Self::invalid("driver", "qemu", error.told())
+                .fix("build it with `make image` and point `qemu.image` at it, or use `external`"),
             E::NoRoom { doing, .. } => no_room(doing),
             E::Agent { .. } | E::Full(_) | E::Stopping => {
-                Self::new(Kind::Unavailable, error.to_string())
+                Self::new(Kind::Unavailable, error.told())
             }
-            failed => Self::new(Kind::Failed, failed.to_string()),
+            failed => Self::new(Kind::Failed, failed.told()),
         }
     }
 }

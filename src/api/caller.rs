@@ -62,7 +62,7 @@ pub(crate) struct Door {
 
 impl Caller {
     pub(crate) fn actor(&self) -> Actor {
-        Actor::new(&*self.who)
+        Actor::new(&*self.who, self.is_operator())
     }
 
     /// The only tenant it acts for, if there is only one.
@@ -77,24 +77,34 @@ impl Caller {
         self.tenant().is_none_or(|own| own == tenant)
     }
 
+    /// Whether it may know everything about the node: it acts for all tenants.
+    pub(crate) fn is_operator(&self) -> bool {
+        self.tenant().is_none()
+    }
+
     /// What it is told of a failure: the operator also what caused it, which may name paths and
     /// devices of the node; others find a word in the log for it.
     pub(crate) fn told(&self, error: lifecycle::Error) -> Problem {
-        let cause = chain(&error);
-        match Problem::from(error) {
-            failure if failure.code != Kind::Failed => failure,
-            failure => {
-                tracing::error!(error = cause, caller = self.who, "request failed");
-                if self.local {
-                    Problem { message: cause.into(), ..failure }
-                } else {
-                    failure.fix("ask the operator: the log of the daemon says more")
-                }
+        let (full, cause) = (error.full(), chain(&error));
+        let problem = Problem::from(error);
+        if problem.code == Kind::Failed {
+            tracing::error!(error = cause, caller = self.who, "request failed");
+        }
+        match full {
+            Some(full) if self.is_operator() => Problem { message: full.into(), ..problem },
+            Some(_) if problem.fix.is_none() => {
+                problem.fix("ask the operator: the log of the daemon says more")
             }
+            _ => problem,
         }
     }
 
-    /// Whether it came over the unix socket, and so is the operator.
+    /// What it is told of why a sandbox is as it is.
+    pub(crate) fn reason(&self, reason: &lifecycle::Reason) -> String {
+        if self.is_operator() { reason.full() } else { reason.told() }.to_owned()
+    }
+
+    /// Whether it came over the unix socket.
     pub(crate) fn is_local(&self) -> bool {
         self.local
     }

@@ -18,15 +18,16 @@ use crate::wire::Health;
     )
 )]
 pub(crate) async fn health(State(api): State<Api>, caller: Caller) -> Json<Health> {
+    let of_node = caller.is_operator();
     let status = if api.0.stop.is_cancelled() { "stopping" } else { "ok" };
     Json(Health {
         status: status.into(),
         version: env!("CARGO_PKG_VERSION").into(),
         uptime_seconds: api.0.started.elapsed().as_secs(),
         sandboxes: api.0.keeper.list(caller.tenant()).len(),
-        audit_lost: api.0.audit.dropped(),
-        panics: telemetry::panics(),
-        stuck_slots: api.0.keeper.stuck_slots(),
+        audit_lost: of_node.then(|| api.0.audit.dropped()),
+        panics: of_node.then(telemetry::panics),
+        stuck_slots: of_node.then(|| api.0.keeper.stuck_slots()),
     })
 }
 

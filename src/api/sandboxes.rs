@@ -42,7 +42,9 @@ const STEPS: usize = 64;
 )]
 pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Answer<Sandboxes> {
     let found = api.0.keeper.list(caller.tenant());
-    Answer(Sandboxes { sandboxes: found.iter().map(|sandbox| api.shown(sandbox)).collect() })
+    Answer(Sandboxes {
+        sandboxes: found.iter().map(|sandbox| api.shown(&caller, sandbox)).collect(),
+    })
 }
 
 /// Makes a sandbox and answers once its guest does. With `progress=true` the answer is a stream of
@@ -73,7 +75,7 @@ pub(crate) async fn create(
     if !told_of_steps {
         let made = api.0.keeper.create(spec, &actor, turn, |_| {}).await;
         let made = made.map_err(|error| caller.told(error))?;
-        let made = Sandbox { notes, ..api.shown(&made) };
+        let made = Sandbox { notes, ..api.shown(&caller, &made) };
         return Ok((StatusCode::CREATED, Answer(made)).into_response());
     }
     let (steps, mut told) = mpsc::channel(STEPS);
@@ -84,7 +86,7 @@ pub(crate) async fn create(
             let _ = steps.try_send(Step::Progress(Progress { doing, at_ms: step.at_ms }));
         };
         let end = match api.0.keeper.create(spec, &actor, turn, progress).await {
-            Ok(made) => Step::Sandbox(Box::new(Sandbox { notes, ..api.shown(&made) })),
+            Ok(made) => Step::Sandbox(Box::new(Sandbox { notes, ..api.shown(&caller, &made) })),
             Err(error) => Step::Error(caller.told(error)),
         };
         let _ = steps.send(end).await;
@@ -108,7 +110,7 @@ pub(crate) async fn show(
     Named(name): Named,
 ) -> Result<Answer<Sandbox>, Problem> {
     let found = api.sandbox(&caller, &name)?;
-    Ok(Answer(api.shown(&api.0.keeper.show(&found))))
+    Ok(Answer(api.shown(&caller, &api.0.keeper.show(&found))))
 }
 
 /// Removes a sandbox; answers once nothing of it is left. By force, which is the operator's: also where
@@ -258,7 +260,8 @@ impl Api {
         let vcpus = wanted.vcpus.unwrap_or(self.0.defaults.vcpus);
         let name = wanted.name;
         let wish = Wish { name: name.clone(), tenant: tenant.clone(), driver, memory_mib, vcpus };
-        self.0.keeper.check_room(&wish).await?;
+        let room = self.0.keeper.check_room(&wish).await;
+        room.map_err(|error| caller.told(error))?;
         let (policy, turn) = match wanted.policy {
             Some(policy) => {
                 let turn = self.0.door.turn_to_make(caller).await;
@@ -284,7 +287,7 @@ impl Api {
         lifecycle::notes(&spec.policy, &Policy::default(), &scope, self.0.router.own())
     }
 
-    fn shown(&self, sandbox: &lifecycle::Sandbox) -> Sandbox {
+    fn shown(&self, caller: &Caller, sandbox: &lifecycle::Sandbox) -> Sandbox {
         let meter = self.0.router.meter(sandbox.slot);
         let traffic = meter.map_or_else(Traffic::default, |meter| Traffic {
             open_flows: u64::try_from(meter.open()).unwrap_or(u64::MAX),
@@ -295,7 +298,7 @@ impl Api {
             name: sandbox.name.clone(),
             tenant: sandbox.tenant.clone(),
             state: sandbox.state.as_str().to_owned(),
-            reason: sandbox.reason.clone(),
+            reason: sandbox.reason.as_ref().map(|reason| caller.reason(reason)),
             driver: match sandbox.driver {
                 lifecycle::Driver::Qemu => Driver::Qemu,
                 lifecycle::Driver::External => Driver::External,
@@ -314,7 +317,7 @@ impl Api {
                 PolicyMode::Observe => Mode::Observe,
             },
             closed_by: sandbox.closed_by.clone(),
-            pid: sandbox.pid,
+            pid: sandbox.pid.filter(|_| caller.is_operator()),
             created: sandbox.created.and_then(rfc3339),
             traffic,
             notes: Vec::new(),

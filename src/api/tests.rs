@@ -88,7 +88,7 @@ impl Daemon {
 
     async fn remove(&self, name: &str) {
         let found = self.keeper.find(&name.parse().expect("name")).expect("there");
-        self.keeper.remove(&found, &lifecycle::Actor::new("test")).await.expect("gone");
+        self.keeper.remove(&found, &lifecycle::Actor::new("test", true)).await.expect("gone");
     }
 
     async fn end(mut self) {

@@ -1,8 +1,9 @@
 //! The control API over TCP: a token is a tenant's, and a tenant is alone.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use world::client::PATIENT;
 use world::daemon::{Answer, Request};
+use world::netns::DIRECTORY_PREFIX;
 use world::origin::sum;
 use world::poll::eventually;
 use world::world::HOST;
@@ -15,9 +16,9 @@ pub(crate) fn world_with_tokens() -> World {
 }
 
 pub(crate) fn world_with_tokens_and(more: &str) -> World {
-    let tokens = ["a", "b"].map(|tenant| {
-        let digest = sum(format!("secret-{tenant}").as_bytes());
-        format!("{{ name = \"{tenant}\", tenant = \"{tenant}\", sha256 = \"{digest}\" }}")
+    let tokens = [("a", "a"), ("b", "b"), ("all", "*")].map(|(name, tenant)| {
+        let digest = sum(format!("secret-{name}").as_bytes());
+        format!("{{ name = \"{name}\", tenant = \"{tenant}\", sha256 = \"{digest}\" }}")
     });
     let tokens = tokens.join(", ");
     World::with(&format!("[api]\nlisten = \"{HOST}:{PORT}\"\ntoken = [{tokens}]\n{more}"))
@@ -91,6 +92,126 @@ fn a_token_sees_and_touches_only_its_tenants_sandboxes() {
     );
     assert_eq!(ask(&world, "b", "DELETE", &format!("/v1/sandboxes/{other}"), &[]).status, 204);
     assert_eq!(ask(&world, "a", "GET", &format!("/v1/sandboxes/{own}"), &[]).status, 200);
+}
+
+/// Promise 22. What went wrong on the node is told to its tenants in general, and to the operator, over either
+/// way in, with paths and causes.
+#[test]
+fn a_tenant_is_not_told_what_is_the_nodes_alone() {
+    let ended = format!("{DIRECTORY_PREFIX}-{}-told", std::process::id());
+    let create = "case $POSTERN_SANDBOX in bad) echo no /srv/image 77 >&2; exit 4;; esac";
+    let remove = format!("test -e {ended} || {{ echo /srv/vm runs >&2; exit 4; }}");
+    let world = world_with_tokens_and(&format!(
+        "[external]\non_create = [\"/bin/sh\", \"-c\", \"{create}\"]\n\
+         on_remove = [\"/bin/sh\", \"-c\", \"{remove}\"]\n"
+    ));
+    // What a tenant is told, and what the operator is of the same thing.
+    let compare = |what: &str, own: &Value, whole: [&Value; 2], begins: &str, path: &str| {
+        let own = own.as_str().unwrap_or_else(|| panic!("{what}: nothing was told"));
+        assert!(own.starts_with(begins) && !own.contains(['/', '=']), "{what}: {own}");
+        for whole in whole.map(|whole| whole.as_str().unwrap_or_default()) {
+            assert!(whole.starts_with(begins) && whole.contains(path), "{what}: {whole}");
+        }
+    };
+    let guest = world.guest_of("a", "");
+    let path = format!("/v1/sandboxes/{}", guest.name);
+    let exec = [
+        "-H",
+        "connection: upgrade",
+        "-H",
+        "upgrade: postern-exec",
+        "--json",
+        "{\"argv\":[\"id\"]}",
+    ];
+    let asks = [
+        (
+            "POST",
+            "/v1/sandboxes/".to_owned(),
+            vec!["--json", "{\"name\":\"x\",\"tenant\":\"a\"}"],
+            "needs the guest image",
+            "/vmlinuz",
+        ),
+        ("POST", format!("{path}/exec"), exec.to_vec(), "the agent of", "cannot connect to port"),
+        ("DELETE", path.clone(), vec![], "stopping the microVM of", "/srv/vm runs"),
+        ("DELETE", path.clone(), vec![], "stopping the microVM of", "/srv/vm runs"),
+    ];
+    for (method, path, more, begins, names) in &asks {
+        let path = path.trim_end_matches('/');
+        let own = ask(&world, "a", method, path, more);
+        assert!(!own.text.contains(names), "{}", own.text);
+        let (all, local) = (ask(&world, "all", method, path, more), world.api(method, path, more));
+        let message = |answer: &Answer| answer.json["error"]["message"].clone();
+        compare(method, &message(&own), [&message(&all), &message(&local)], begins, names);
+    }
+    let shown = |token| match token {
+        "" => world.api("GET", &path, &[]).json["reason"].clone(),
+        token => ask(&world, token, "GET", &path, &[]).json["reason"].clone(),
+    };
+    compare(
+        "show",
+        &shown("a"),
+        [&shown("all"), &shown("")],
+        "stopping the microVM",
+        "/srv/vm runs",
+    );
+    let listed = ask(&world, "a", "GET", "/v1/sandboxes", &[]);
+    assert!(listed.text.contains("stopping the microVM"), "control: {}", listed.text);
+    assert!(!listed.text.contains("/srv"), "{}", listed.text);
+    std::fs::write(&ended, "").expect("it ends");
+    eventually("it is gone", PATIENT, || {
+        (world.api("GET", &path, &[]).status == 404).then_some(())
+    });
+    // The same of a creation, in its last step.
+    let bad = json!({ "name": "bad", "tenant": "a", "driver": "external" }).to_string();
+    let steps = "/v1/sandboxes?progress=true";
+    let last = |answer: Answer| {
+        let last = answer.text.lines().next_back().unwrap_or_default().to_owned();
+        serde_json::from_str::<Value>(&last).expect("a step")["error"]["message"].clone()
+    };
+    let own = ask(&world, "a", "POST", steps, &["--json", &bad]);
+    assert!(own.text.contains("progress") && !own.text.contains("/srv"), "{}", own.text);
+    let all = last(ask(&world, "all", "POST", steps, &["--json", &bad]));
+    let local = last(world.api("POST", steps, &["--json", &bad]));
+    compare("create", &last(own), [&all, &local], "starting the microVM of bad", "/srv/image 77");
+    // And in the audit.
+    let details = |answer: Answer| -> Vec<Value> {
+        let records = answer.text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        let control = records.filter(|record: &Value| record["kind"] == "control");
+        control.map(|record| record["detail"].clone()).collect()
+    };
+    let events = "/v1/events?tenant=a";
+    let (own, all, local) = eventually("all is recorded", PATIENT, || {
+        let own = details(ask(&world, "a", "GET", events, &[]));
+        let all = details(ask(&world, "all", "GET", events, &[]));
+        let local = details(world.api("GET", events, &[]));
+        let removed = local.iter().filter(|it| it.to_string().contains("removed")).count();
+        (removed == 4 && own.len() == local.len()).then_some((own, all, local))
+    });
+    assert_eq!(all, local);
+    for (begins, names) in [
+        ("sandbox removed: stopping the microVM", "/srv/vm runs"),
+        ("sandbox removed: starting the microVM", "/srv/image 77"),
+        ("sandbox create by ", "uid=0"),
+    ] {
+        let whole = all.iter().position(|it| it.to_string().contains(names)).expect(names);
+        compare(begins, &own[whole], [&all[whole], &local[whole]], begins, names);
+    }
+    assert!(world.daemon().log().contains("/srv/image 77"));
+    let _ = std::fs::remove_file(&ended);
+}
+
+/// Promise 22. How much others do, and what is broken, is the operator's.
+#[test]
+fn a_tenant_is_told_of_the_nodes_health_only_that_it_serves() {
+    let world = world_with_tokens();
+    let counts = ["audit_lost", "panics", "stuck_slots"];
+    let own = ask(&world, "a", "GET", "/v1/health", &[]).json;
+    assert_eq!(own["status"], "ok");
+    assert!(counts.iter().all(|count| own[count].is_null()), "{own}");
+    let all = ask(&world, "all", "GET", "/v1/health", &[]).json;
+    assert!(counts.iter().all(|count| all[count].is_number()), "{all}");
+    let local = world.api("GET", "/v1/health", &[]).json;
+    assert!(counts.iter().all(|count| local[count].is_number()), "{local}");
 }
 
 /// Promise 22. Attack K11. Without a token, or under a foreign name, nothing is answered.

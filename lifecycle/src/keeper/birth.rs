@@ -111,7 +111,7 @@ impl Keeper {
         record.incarnation = incarnation;
         let scope = Scope::Sandbox(record.name.clone());
         shared.policies.in_force().hold(scope, Held::new(written, revision));
-        let mut control = self.control(record, actor, "sandbox create".to_owned());
+        let mut control = self.control(record, actor, "sandbox create");
         control.revision = Some(revision);
         shared.trail.record(control);
         Ok(())

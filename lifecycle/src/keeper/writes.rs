@@ -125,15 +125,14 @@ impl Keeper {
         record.sandbox = asked.map(|asked| asked.name.clone());
         record.layer = Some(scope.layer().as_str().to_owned());
         record.revision = Some(revision);
-        record.detail = Some(format!(
-            "{} by {}; {} flows judged again, {} cut, {} still closing",
-            draft.what,
-            actor.as_str(),
-            change.checked,
-            change.cut,
-            change.closing
-        ));
-        shared.trail.record(record);
+        let PolicyChange { checked, cut, closing, .. } = &change;
+        let detail = |who| {
+            let what = &draft.what;
+            format!(
+                "{what} by {who}; {checked} flows judged again, {cut} cut, {closing} still closing"
+            )
+        };
+        shared.trail.record(record.saying(&detail(actor.full()), &detail(actor.told())));
         fenced.map(|()| change).map_err(|source| Error::Router {
             doing: "the policy is in force, but a fence could not be changed",
             source: Box::new(source),

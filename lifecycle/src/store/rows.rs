@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use policy::{Policy, Revision, Slot};
 use rusqlite::Row;
 
+use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::state::State;
 use crate::store::{PolicyRow, Record};
@@ -30,8 +31,10 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
         disk: row.get("disk").unwrap_or_default(),
         vcpus: intact("vcpus", row.get("vcpus"), 0, &mut damage),
         state: intact("state", parsed(row, "state"), State::Running, &mut damage),
-        reason: described(row, "reason", row.get("reason"))
-            .unwrap_or_else(|| Some("the journal's word for it is damaged".to_owned())),
+        reason: described(row, "reason", row.get::<_, Option<String>>("reason")).map_or_else(
+            || Some(Reason::new("the journal's word for it is damaged")),
+            |text| text.map(Reason::read),
+        ),
         process: intact("process", read_process(row), None, &mut damage),
         created: described(row, "created", read_time(row)),
     };
@@ -39,7 +42,8 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
         None => record,
         Some(column) => {
             let place = place(row, column);
-            let reason = Some(format!("its row in the journal is damaged: {place}"));
+            let full = format!("its row in the journal is damaged: {place}");
+            let reason = Some(Reason::told_as(full, "the node's journal of it is damaged"));
             Record { state: State::Running, process: None, reason, ..record }
         }
     })
@@ -90,9 +94,9 @@ pub(crate) fn read_policy(row: &Row<'_>) -> rusqlite::Result<PolicyRow> {
     let policy =
         document.and_then(|text| Policy::from_written(text).map_err(|problem| problem.to_string()));
     let (id, scope): (i64, _) = (row.get("rowid")?, text(row, "scope"));
-    let revision = row.get("revision").map_err(|problem| {
-        format!("table policy, row {id}, column revision: {problem}")
-    });
+    let revision = row
+        .get("revision")
+        .map_err(|problem| format!("table policy, row {id}, column revision: {problem}"));
     // A document that says what it says at no known revision may be any of its scope's.
     let (policy, revision) = match revision {
         Ok(revision) => (policy, Revision(revision)),

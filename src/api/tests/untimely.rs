@@ -118,7 +118,7 @@ async fn a_verb_is_about_the_sandbox_that_was_found_whoever_has_its_name_by_then
     daemon.create("demo", "acme").await;
     let found = keeper.find(&"demo".parse().expect("name")).expect("there");
     let holder = Holder::Sandbox(found.clone());
-    let (actor, policy) = (Actor::new("test"), || policy::Policy::default());
+    let (actor, policy) = (Actor::new("test", true), || policy::Policy::default());
     let set = keeper.set_policy(&holder, policy(), None, &actor).await;
     assert_eq!(set.expect("control").sandboxes, 1);
     daemon.remove("demo").await;
