@@ -309,6 +309,13 @@ pub fn notes(policy: &Policy, before: &Policy, scope: &Scope, own: &OwnAddresses
                  host are refused whatever a rule says"
             ));
         }
+        let unopened = shut && scope.layer() != Layer::Platform;
+        for peer in rule.peers.iter().filter(|peer| unopened && is_host_service(peer)) {
+            notes.push(format!(
+                "rule[{at}] allows {peer}, which stays closed: link-local and metadata addresses \
+                 are opened only by a rule of the platform policy that names them"
+            ));
+        }
         notes.extend(datagram_note(rule).map(|note| format!("rule[{at}] {note}")));
     }
     match (before.mode(), policy.mode()) {
@@ -356,6 +363,11 @@ fn is_this_host(peer: &Peer, own: &OwnAddresses) -> bool {
     }
 }
 
+fn is_host_service(peer: &Peer) -> bool {
+    let Peer::Net(net) = peer else { return false };
+    policy::host_service(net.network()).is_some_and(|block| block.contains(net))
+}
+
 /// What a rule for UDP names in vain.
 fn datagram_note(rule: &Rule) -> Option<&'static str> {
     let udp = rule.effect == Effect::Allow && rule.conditions.protocol == Some(Protocol::Udp);
@@ -389,6 +401,10 @@ mod tests {
         }
         for peer in ["203.0.113.8", "203.0.113.0/24", "0.0.0.0/0", "10.0.0.0/8", "example.com"] {
             assert_eq!(noted(peer), [""; 0], "{peer}");
+        }
+        for peer in ["169.254.169.254", "169.254.0.0/16", "fe80::/10", "fd00:ec2::254"] {
+            let notes = noted(peer);
+            assert!(notes[0].contains("only by a rule of the platform"), "{peer}: {notes:?}");
         }
         let deny = Policy::from_toml("[[rule]]\ndeny = [\"127.0.0.1\"]\n").unwrap();
         assert_eq!(notes(&deny, &Policy::default(), &scope, &own), [""; 0]);

@@ -39,9 +39,16 @@ impl AddressClass {
     }
 }
 
-/// The addresses of this host's interfaces, egress addresses included. Clones share one set.
+/// What this host answers for: the addresses of its interfaces, egress addresses included, and the
+/// networks that its routes say are its own. Clones share one set.
 #[derive(Clone, Debug, Default)]
-pub struct OwnAddresses(Arc<ArcSwap<HashSet<IpAddr>>>);
+pub struct OwnAddresses(Arc<ArcSwap<Own>>);
+
+#[derive(Debug, Default)]
+struct Own {
+    addresses: HashSet<IpAddr>,
+    networks: Vec<IpNet>,
+}
 
 impl OwnAddresses {
     /// From the addresses that are configured now.
@@ -54,14 +61,34 @@ impl OwnAddresses {
 
     /// Puts another set in place of this one, for every clone.
     pub fn replace(&self, addresses: impl IntoIterator<Item = IpAddr>) {
-        let set = addresses.into_iter().map(|address| address.to_canonical()).collect();
-        self.0.store(Arc::new(set));
+        self.replace_all(addresses, []);
+    }
+
+    /// The same, with networks of which each address is one of this host.
+    pub fn replace_all(
+        &self,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        networks: impl IntoIterator<Item = IpNet>,
+    ) {
+        let addresses = addresses.into_iter().map(|address| address.to_canonical()).collect();
+        let mut own = Own { addresses, networks: Vec::new() };
+        for net in networks {
+            match net.prefix_len() == net.max_prefix_len() {
+                true => {
+                    own.addresses.insert(net.addr().to_canonical());
+                }
+                false => own.networks.push(net),
+            }
+        }
+        own.networks = IpNet::aggregate(&own.networks);
+        self.0.store(Arc::new(own));
     }
 
     /// Whether this host has the address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        self.0.load().contains(&address.to_canonical())
+        let (own, address) = (self.0.load(), address.to_canonical());
+        own.addresses.contains(&address) || own.networks.iter().any(|net| net.contains(&address))
     }
 }
 
@@ -88,6 +115,27 @@ pub(crate) fn carried(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(v6) = address else { return None };
     let low = Ipv4Addr::from_bits(u32::try_from(v6.to_bits() & 0xffff_ffff).ok()?);
     NAT64.contains(&v6).then_some(low)
+}
+
+/// The block of addresses that serve the host itself and say its credentials to whoever asks from one
+/// of its addresses: link-local ones and the clouds' metadata services. None for any other address.
+/// Looks inside IPv6 that carries IPv4.
+#[must_use]
+pub fn host_service(address: IpAddr) -> Option<IpNet> {
+    let of = |address: IpAddr| HOST_SERVICES.iter().find(|(net, _)| net.contains(&address));
+    let address = address.to_canonical();
+    if let Some((net, _)) = of(address) {
+        return Some(*net);
+    }
+    let IpAddr::V6(v6) = address else { return None };
+    let bits = v6.to_bits();
+    let low = carried(address).is_some() || special(address).is_some() || is_isatap(v6);
+    // 6to4 has it behind its prefix (RFC 3056, section 2), all others at their end.
+    let six_to_four = (bits >> 112 == 0x2002).then_some((bits >> 80) & 0xffff_ffff);
+    let inner = [low.then_some(bits & 0xffff_ffff), six_to_four];
+    let v4 = |bits: u128| u32::try_from(bits).ok().map(Ipv4Addr::from_bits);
+    let found = inner.into_iter().flatten().filter_map(v4).any(|v4| of(v4.into()).is_some());
+    found.then(|| address.into())
 }
 
 /// RFC 5214, section 6.1: an interface identifier `[02]00:5efe` and an IPv4 address, in any prefix.
@@ -129,6 +177,19 @@ pub const SPECIAL_V4: &[(Ipv4Net, &str)] = &[
     (v4(224, 0, 0, 0, 4), "Multicast"),
     (v4(255, 255, 255, 255, 32), "Limited Broadcast"),
     (v4(240, 0, 0, 0, 4), "Reserved"),
+];
+
+/// Addresses that answer the host they run on, with its role and secrets: only the operator opens them.
+pub const HOST_SERVICES: &[(IpNet, &str)] = &[
+    (IpNet::V4(v4(169, 254, 0, 0, 16)), "Link Local"),
+    (IpNet::V4(v4(168, 63, 129, 16, 32)), "Azure platform address"),
+    (IpNet::V4(v4(100, 100, 100, 200, 32)), "Alibaba metadata"),
+    (IpNet::V4(v4(192, 0, 0, 192, 32)), "Oracle metadata"),
+    (IpNet::V6(v6(0xfe80, 0, 0, 0, 10)), "Link-Local Unicast"),
+    (IpNet::V6(v6(0xfd00, 0xec2, 0, 0, 32)), "Amazon services"),
+    (IpNet::V6(v6(0xfd20, 0xce, 0, 0, 64)), "Google metadata"),
+    (IpNet::V6(v6(0xfd00, 0xc1, 0, 0, 64)), "Oracle metadata"),
+    (IpNet::V6(v6(0xfd00, 0x42, 0, 0, 64)), "Scaleway metadata"),
 ];
 
 /// IPv4 addresses inside special blocks that the registry calls globally reachable.

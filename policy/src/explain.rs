@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::class::OwnAddresses;
+use crate::class::{OwnAddresses, host_service};
 use crate::compile::Compiled;
 use crate::document::{Effect, Layer};
 use crate::id::Revision;
@@ -79,10 +79,13 @@ pub struct LayerView {
 #[must_use]
 pub fn explain(compiled: &Compiled, flow: &Flow<'_>, own: &OwnAddresses) -> Explanation {
     let (mut verdict, basis) = compiled.decide(flow);
+    let mut hint = None;
     if let Verdict::Pass(permit) = &verdict
         && let Target::Address(address) = *permit.target()
         && let Err(denial) = compiled.judge_address(permit, address, own)
     {
+        let service = denial.code == Code::PrivateAddress && host_service(address).is_some();
+        hint = service.then_some(OPERATORS_ONLY);
         verdict = Verdict::Deny(denial);
     }
     let would_deny = match &verdict {
@@ -101,8 +104,13 @@ pub fn explain(compiled: &Compiled, flow: &Flow<'_>, own: &OwnAddresses) -> Expl
         Verdict::Undecidable(denial) => refused(Outcome::Undecidable, denial),
     };
     sentences.append(&mut told.sentences);
+    sentences.extend(hint.map(str::to_owned));
     Explanation { layers, sentences, ..told }
 }
+
+/// What to do about a metadata service that somebody else's rule names.
+const OPERATORS_ONLY: &str = "It is a link-local or metadata address, which can say the host's own \
+                              secrets: only a rule of the platform policy that names it opens it.";
 
 fn view(reading: &Reading<'_>) -> LayerView {
     let (verdict, clause, code) = match *reading {

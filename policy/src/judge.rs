@@ -7,9 +7,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::class::{AddressClass, OwnAddresses, carried, special};
+use crate::class::{AddressClass, OwnAddresses, carried, host_service, special};
 use crate::compile::{Clause, Compiled, LayerIndex};
 use crate::document::{Effect, Layer};
 use crate::id::Revision;
@@ -343,8 +344,8 @@ impl Compiled {
     /// dialled, and by the resolver before it is told to a guest.
     ///
     /// A special-purpose address passes only if an allow rule names a network within its block, and
-    /// only as far as the layers above that rule's let the address through. An address of this host
-    /// never passes.
+    /// only as far as the layers above that rule's let the address through; a link-local or metadata
+    /// address only if a rule of the platform does. An address of this host never passes.
     pub fn judge_address(
         &self,
         permit: &Permit,
@@ -389,6 +390,7 @@ impl Compiled {
             || host(address)
             || carried(address).is_some_and(|v4| host(v4.into()));
         let public = class == AddressClass::Public;
+        let service = host_service(address);
         let (mut opened, mut above, mut always, mut waived) = (public, true, false, None);
         for index in self.layers().iter().flatten() {
             let (mut denied, mut lets) = (None, index.default == Effect::Allow);
@@ -398,7 +400,8 @@ impl Compiled {
                 Effect::Allow => {
                     lets = true;
                     always |= index.layer == Layer::Platform && clause.conditions.always;
-                    opened |= above && !ours && names(clause, address);
+                    let means = names(clause, address);
+                    opened |= above && !ours && means && may_open(index.layer, clause, service);
                 }
             });
             if let Some(v4) = carried(address) {
@@ -461,6 +464,14 @@ fn names(clause: &Clause, address: IpAddr) -> bool {
     let Some(net) = clause.net else { return false };
     net.prefix_len() == net.max_prefix_len()
         || special(address).is_some_and(|(block, _)| block.contains(&net))
+}
+
+/// Whether a rule of this layer may open what it names: a metadata service says the host's secrets, so
+/// only the operator does, by a rule for that service and not for a wider network.
+fn may_open(layer: Layer, clause: &Clause, service: Option<IpNet>) -> bool {
+    service.is_none_or(|block| {
+        layer == Layer::Platform && clause.net.is_some_and(|net| block.contains(&net))
+    })
 }
 
 /// What is shown in place of a rule.

@@ -24,7 +24,7 @@ pub mod id;
 pub mod net;
 
 pub use audit::AuditRecord;
-pub use class::{AddressClass, OwnAddresses};
+pub use class::{AddressClass, OwnAddresses, host_service};
 pub use compile::{Compiled, CompiledLayer, PolicyHandle, Reach};
 pub use document::{
     Effect, Layer, Peer, Policy, PolicyError, PolicyMode, PortRange, Protocol, Rule,

@@ -223,6 +223,33 @@ fn the_metadata_services_of_the_clouds_are_refused() {
     guest.reaches(&api);
 }
 
+/// Promise 10. Attack F04. A rule that a tenant writes opens no metadata service: what answers there is
+/// the host's. One of the platform does, and shows on the wire.
+#[test]
+fn only_the_platform_opens_a_metadata_service() {
+    let world = World::new();
+    let api = world.site("api");
+    let rule = format!("[[rule]]\nallow = [\"{METADATA}\", \"169.254.0.0/16\"]\n");
+    let guest = world.guest_of("mallory", &(allow(&[&api]) + &rule));
+    let ask = || guest.curl(&["-m", "3", &format!("http://{METADATA}/latest/meta-data/iam/")]);
+    let refused = ask();
+    assert_eq!(refused.status, 403, "{} {}", refused.text(), refused.stderr);
+    assert_eq!(refused.json()["error"]["code"], "private-address", "{}", refused.text());
+    guest.event(&[
+        ("outcome", "deny"),
+        ("code", "private-address"),
+        ("destination", "169.254.169.254:80"),
+    ]);
+    assert_eq!(world.sent_to(METADATA), []);
+    guest.reaches(&api);
+    let platform = format!("default = \"allow\"\n[[rule]]\nallow = [\"{METADATA}\"]\n");
+    let toml = ["-H", "content-type: application/toml", "--data-binary", &platform];
+    let written = world.api("PUT", "/v1/platform/policy", &toml);
+    assert_eq!(written.status, 200, "{}", written.text);
+    let _ = ask();
+    assert!(!world.sent_to(METADATA).is_empty(), "control: the way is there");
+}
+
 /// Attack P55. One connection out for each that is let through, and none for one that is not.
 #[test]
 fn one_connection_of_a_guest_is_one_connection_out() {

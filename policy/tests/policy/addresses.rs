@@ -144,6 +144,16 @@ fn an_address_of_this_host_is_own_in_every_spelling_and_for_every_clone() {
     }
     own.replace([]);
     assert!(!clone.contains(address));
+    let net = |text: &str| text.parse::<IpNet>().expect(text);
+    own.replace_all([address], [net("45.99.0.0/24"), net("45.98.0.7/32")]);
+    for text in ["198.51.100.10", "45.99.0.7", "64:ff9b::45.99.0.255", "45.98.0.7"] {
+        let class = AddressClass::of(text.parse().expect(text), &clone);
+        assert_eq!(class, AddressClass::Own, "{text}");
+    }
+    for text in ["45.99.1.0", "45.98.0.6"] {
+        let class = AddressClass::of(text.parse().expect(text), &clone);
+        assert_eq!(class, AddressClass::Public, "{text}");
+    }
 }
 
 #[test]
