@@ -96,7 +96,7 @@ pub struct Machine {
     /// The guest's own overlay over `base`; made when absent, kept at stop.
     pub disk: PathBuf,
     /// The guest's memory as a file of [`Machine::memory_bytes`]; made anew at start, kept when the
-    /// machine is saved. Its own directory is not for others to look into.
+    /// machine is saved.
     pub memory: PathBuf,
     /// Where [`Hypervisor::save`] writes what is not memory nor disk.
     pub state: PathBuf,

@@ -1,7 +1,7 @@
 //! The guest's memory: a sparse file that its process maps shared, so that saving it copies nothing.
 //!
-//! Belongs to the process's user, because QEMU opens it again by the descriptor it was given, and stands
-//! in a directory of ours that this user cannot look into. Never read here.
+//! Belongs to the process's user alone, because QEMU opens it again by the name of the descriptor that it
+//! was given. Never read here.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -20,7 +20,7 @@ use vmm::{Error, Hypervisor, Machine, Process, Qemu, tap};
 
 pub(crate) const SLOT: u16 = 65_001;
 pub(crate) const UID: u32 = 2_000_901;
-pub(crate) const BOOT: Duration = Duration::from_secs(60);
+pub(crate) const BOOT: Duration = Duration::from_secs(120);
 
 /// A network namespace and a directory, gone with the test.
 pub(crate) struct World {
