@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use policy::Slot;
 use policy::net::GATEWAY_IP;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Protocol, Type};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::facing;
 use crate::refuse;
 use crate::room;
 
@@ -34,7 +35,7 @@ pub(crate) struct Incoming {
 /// # Errors
 /// Those of the socket calls; `ENODEV` when the tap does not exist in the calling thread's world.
 pub(crate) fn listener(slot: Slot, port: u16) -> io::Result<std::net::TcpListener> {
-    let socket = facing(slot, Type::STREAM, Protocol::TCP)?;
+    let socket = facing::socket(slot, Type::STREAM, Protocol::TCP)?;
     socket.set_reuse_address(true)?;
     // What is accepted has it from here (tcp(7)).
     socket.set_tcp_nodelay(true)?;
@@ -46,18 +47,9 @@ pub(crate) fn listener(slot: Slot, port: u16) -> io::Result<std::net::TcpListene
 /// A socket from which a port of the guest in this slot can be connected to. Transparent, because
 /// the divert rule only leaves a connection alone whose socket is.
 pub(crate) fn caller(slot: Slot) -> io::Result<std::net::TcpStream> {
-    let socket = facing(slot, Type::STREAM, Protocol::TCP)?;
+    let socket = facing::socket(slot, Type::STREAM, Protocol::TCP)?;
     socket.bind(&SocketAddrV4::new(GATEWAY_IP, 0).into())?;
     Ok(socket.into())
-}
-
-/// A non-blocking socket that sends and receives on this slot's tap only, with any local address.
-pub(crate) fn facing(slot: Slot, kind: Type, protocol: Protocol) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::IPV4, kind, Some(protocol))?;
-    socket.set_nonblocking(true)?;
-    socket.set_ip_transparent_v4(true)?;
-    socket.bind_device(Some(slot.tap().as_bytes()))?;
-    Ok(socket)
 }
 
 /// The next connection, or where the next one wanted to go that had to be turned away: reset,

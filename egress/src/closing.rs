@@ -10,7 +10,9 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 /// Pauses between two looks: the kernel tells nobody of this change of state.
-const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), PAUSE];
+/// The longer one.
+pub(crate) const PAUSE: Duration = Duration::from_millis(50);
 
 /// Returns once the far side has acknowledged all that was sent, our end included, or has reset the
 /// connection. Both sides must have said that they are done; never returns before.

@@ -3,7 +3,6 @@
 //! Register, read the first flight, judge, dial, judge again if the policy moved, record, carry,
 //! record. Before it is judged nothing of it leaves; what is refused is refused at once.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use fault::Point;
 use policy::audit::Kind;
 use policy::{Code, Verdict};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::Instant;
 
 use crate::accept::Incoming;
 use crate::account::Account;
@@ -24,6 +23,7 @@ use crate::guest::{Guest, Passed};
 use crate::http;
 use crate::questions;
 use crate::refuse::{self, Refusal};
+use crate::side::GuestSide;
 use crate::sniff::{Sniffed, Sniffer};
 use crate::tunnel::tunnel;
 
@@ -67,7 +67,7 @@ struct Refused {
 pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
     // The router's own time counts from when the guest has said enough.
     let mut heard = Instant::now();
-    let Incoming { mut stream, destination } = incoming;
+    let Incoming { stream, destination } = incoming;
     fault::at(Point::ConnectionTaken);
     let Some(flow) = guest.flows.register().map(Arc::new) else {
         let refusal = Refusal::because(Code::Limit, guest.policy.load().revision());
@@ -77,15 +77,16 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
         return refuse::reset(stream);
     };
     buffers::bound(&stream, flow.rank());
+    let mut stream = GuestSide::new(stream, &guest.gate);
     if destination.port() == questions::PORT {
-        return converse(&guest, &flow, stream, destination).await;
+        return Box::pin(converse(&guest, &flow, stream, destination)).await;
     }
     // Boxed, so that an open connection does not keep the memory of its beginning.
     let way = tokio::select! {
         biased;
         cut = flow.cut() => match cut {
             Cut::Denied(denial) => Err(Refused::tcp(Refusal::changed(denial))),
-            Cut::Detached => return refuse::reset(stream),
+            Cut::Detached => return stream.reset(),
         },
         way = Box::pin(decide(&guest, &flow, &mut stream, destination, &mut heard)) => way,
     };
@@ -111,17 +112,17 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
                 && tokio::select! {
                     biased;
                     _ = flow.cut() => false,
-                    told = refuse::alert(&mut stream) => told,
+                    told = Box::pin(refuse::alert(&mut stream)) => told,
                 };
             if !told {
-                refuse::reset(stream);
+                stream.reset();
             }
         }
     }
 }
 
 /// Questions over TCP. Each is judged and recorded by the dns room.
-async fn converse(guest: &Guest, flow: &Flow, mut stream: TcpStream, asked: SocketAddr) {
+async fn converse(guest: &Guest, flow: &Flow, mut stream: GuestSide, asked: SocketAddr) {
     let cut = tokio::select! {
         biased;
         _ = flow.cut() => true,
@@ -131,7 +132,7 @@ async fn converse(guest: &Guest, flow: &Flow, mut stream: TcpStream, asked: Sock
         } => ended,
     };
     if cut {
-        refuse::reset(stream);
+        stream.reset();
     }
 }
 
@@ -139,7 +140,7 @@ async fn converse(guest: &Guest, flow: &Flow, mut stream: TcpStream, asked: Sock
 async fn decide(
     guest: &Arc<Guest>,
     flow: &Arc<Flow>,
-    stream: &mut TcpStream,
+    stream: &mut GuestSide,
     destination: SocketAddr,
     heard: &mut Instant,
 ) -> Result<Way, Refused> {
@@ -148,8 +149,7 @@ async fn decide(
         Opening::Server(open) => return Ok(Way::Tunnel(open, Bytes::new())),
         Opening::Guest(early) => early,
     };
-    let deadline = Instant::now() + guest.limits.first_flight;
-    let (sniffed, flight) = first_flight(stream, deadline).await;
+    let (sniffed, flight) = first_flight(stream, guest.limits.first_flight).await;
     *heard = Instant::now();
     let revision = guest.policy.load().revision();
     let (basis, tls) = match (sniffed, early.as_ref()) {
@@ -219,7 +219,7 @@ async fn decide(
 async fn opening(
     guest: &Arc<Guest>,
     flow: &Arc<Flow>,
-    stream: &TcpStream,
+    stream: &GuestSide,
     destination: SocketAddr,
     unnamed: &Basis,
 ) -> Result<Opening, Refused> {
@@ -231,24 +231,25 @@ async fn opening(
     match unnamed.judge(&policy, destination) {
         Verdict::Deny(denial) | Verdict::Undecidable(denial) => {
             let may_be_named = policy.names_port(destination.port())
-                && timeout(UNNAMED, spoken(stream)).await.is_ok();
+                && guest.gate.within(UNNAMED, stream.spoken()).await.is_some();
             return match may_be_named {
                 true => Ok(Opening::Guest(None)),
                 false => Err(Refused::tcp(denial.into())),
             };
         }
-        Verdict::Pass(_) if timeout(SERVER_FIRST, spoken(stream)).await.is_ok() => {
+        Verdict::Pass(_) if guest.gate.within(SERVER_FIRST, stream.spoken()).await.is_some() => {
             return Ok(Opening::Guest(None));
         }
         Verdict::Pass(_) => {}
     }
     let passed = guest.judge(flow, unnamed.clone(), destination).map_err(Refused::tcp)?;
     let open = Box::new(open(guest, flow, passed).await.map_err(Refused::tcp)?);
+    let begun = Instant::now();
     tokio::select! {
         biased;
-        () = spoken(stream) => Ok(Opening::Guest(Some(open))),
+        () = stream.spoken() => Ok(Opening::Guest(Some(open))),
         () = spoken(&open.dialed.stream) => Ok(Opening::Server(open)),
-        () = sleep(guest.limits.idle) => {
+        () = guest.gate.quiet(guest.limits.idle, || begun) => {
             let refusal = Refusal::because(Code::Undecidable, open.passed.permit.revision());
             Err(Refused::tcp(refusal.detailed("neither side said anything")))
         }
@@ -271,39 +272,27 @@ async fn spoken(stream: &TcpStream) {
 
 /// Reads until the bytes settle what they are; `NeedMore` when the guest is done, or late, before
 /// that.
-async fn first_flight(stream: &TcpStream, deadline: Instant) -> (Sniffed, Bytes) {
+async fn first_flight(stream: &GuestSide, patience: Duration) -> (Sniffed, Bytes) {
     let mut sniffer = Sniffer::new();
     let hear = async {
         let mut segment = [0; SEGMENT];
         loop {
-            let length = read(stream, &mut segment).await.unwrap_or_default();
+            let length = stream.read(&mut segment).await.unwrap_or_default();
             let sniffed = sniffer.feed(segment.get(..length).unwrap_or_default());
             if length == 0 || sniffed != Sniffed::NeedMore {
                 return sniffed;
             }
         }
     };
-    let sniffed = timeout_at(deadline, hear).await.unwrap_or(Sniffed::NeedMore);
+    let sniffed = stream.gate().within(patience, hear).await.unwrap_or(Sniffed::NeedMore);
     (sniffed, sniffer.into_flight())
-}
-
-/// Reads what there is. A short read does not mean that no more is there: the kernel stops at an
-/// urgent byte, and the poll of a plain `read` would wait for the next segment then.
-async fn read(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
-    loop {
-        stream.readable().await?;
-        match stream.try_read(buffer) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            done => return done,
-        }
-    }
 }
 
 /// Carries bytes until either side ends it or it is cut.
 async fn carry(
     guest: &Guest,
     flow: &Flow,
-    stream: TcpStream,
+    stream: GuestSide,
     far: TcpStream,
     mut account: Box<Account>,
     flight: Bytes,

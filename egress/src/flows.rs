@@ -300,6 +300,11 @@ impl Flow {
         self.id
     }
 
+    /// Notes that a payload byte of it has passed, which is no one's traffic but ours.
+    pub(crate) fn touch(&self) {
+        self.flows.meter.touch();
+    }
+
     /// How many were open with it when it was registered, itself among them. Of those that are open at
     /// any time, the n-th oldest has a rank of n or more.
     pub(crate) fn rank(&self) -> usize {

@@ -15,6 +15,7 @@ use crate::flows::{Basis, Flow, Flows, Judged};
 use crate::limits::Limits;
 use crate::meter::Meter;
 use crate::refuse::{self, Refusal};
+use crate::side::Gate;
 use crate::tunnel::Pool;
 
 /// An attached sandbox.
@@ -28,6 +29,7 @@ pub(crate) struct Guest {
     pub(crate) dialer: Dialer,
     pub(crate) flows: Arc<Flows>,
     pub(crate) meter: Meter,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) limits: Limits,
     pub(crate) pool: Pool,
     pub(crate) trail: Trail,

@@ -8,6 +8,7 @@ mod screen;
 mod upgrade;
 mod head;
 mod relay;
+mod timer;
 mod wire;
 
 use std::convert::Infallible;
@@ -23,14 +24,12 @@ use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use policy::audit::{AuditRecord, Kind, Outcome, shown};
 use policy::name::{Authority, AuthorityHost};
 use policy::{Code, Revision, canonical_path};
-use socket2::SockRef;
-use tokio::io::{AsyncWriteExt, Interest};
-use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout};
+use tokio::io::AsyncWriteExt;
+use tokio::time::Instant;
 
 use crate::account::Account;
 use crate::flows::{Cut, Flow};
@@ -39,10 +38,11 @@ use crate::guest::{Guest, Passed};
 use crate::http::head::{Claim, Fault};
 use crate::http::relay::{Ending, Far, Relay, Relayed};
 use crate::http::screen::{Notes, Screen};
+use crate::http::timer::AwakeTimer;
 use crate::http::upgrade::Handshake;
 use crate::http::wire::{Traffic, Wire};
 use crate::refuse::{self, Refusal};
-use crate::room;
+use crate::side::{GuestSide, Watcher};
 use crate::tunnel::tunnel;
 
 /// Between requests, and from the first to the last byte of a head.
@@ -97,13 +97,13 @@ struct Seen {
 pub(crate) async fn serve(
     guest: Arc<Guest>,
     flow: Arc<Flow>,
-    stream: TcpStream,
+    stream: GuestSide,
     flight: Bytes,
     destination: SocketAddr,
 ) {
     let begun = Instant::now();
     let idle = guest.limits.idle;
-    let watched = watch(&stream);
+    let watched = stream.watcher();
     let screen = Screen::new(Wire::new(stream, flight));
     let traffic = screen.traffic();
     let visit = Arc::new(Visit {
@@ -120,7 +120,7 @@ pub(crate) async fn serve(
         async move { Ok::<_, Infallible>(visit.serve(request).await) }
     });
     let mut conn = http1::Builder::new()
-        .timer(TokioTimer::new())
+        .timer(AwakeTimer(Arc::clone(&guest.gate)))
         .half_close(true)
         .header_read_timeout(HEAD_TIME)
         .max_header_size(HEAD_BYTES)
@@ -134,8 +134,8 @@ pub(crate) async fn serve(
             severed_already = true;
             None
         }
-        () = traffic.quiet_for(idle) => None,
-        () = given_up(watched, &traffic, guest.limits.half_closed) => None,
+        () = traffic.quiet_for(idle, &guest.gate) => None,
+        () = given_up(watched, &traffic, &guest) => None,
         ended = &mut conn => Some(ended),
     };
     let http1::Parts { io, read_buf, .. } = conn.into_parts();
@@ -157,7 +157,7 @@ pub(crate) async fn serve(
         };
     match told {
         true => drop(stream),
-        false => refuse::reset(stream),
+        false => stream.reset(),
     }
     // What the guest has sent may still be on its way, and is cut as before.
     if !severed_already {
@@ -173,13 +173,13 @@ pub(crate) async fn serve(
 async fn carry(
     guest: &Guest,
     flow: &Flow,
-    mut stream: TcpStream,
+    mut stream: GuestSide,
     flight: Bytes,
     Switched { far, ending }: Switched,
 ) {
     let begin = async {
         let (far, early, port) = far.into_switched().await?;
-        timeout(guest.limits.idle, stream.write_all(&early)).await.ok()?.ok()?;
+        guest.gate.within(guest.limits.idle, stream.write_all(&early)).await?.ok()?;
         Some((far, port))
     };
     let begun = tokio::select! {
@@ -187,7 +187,7 @@ async fn carry(
         _ = flow.cut() => None,
         far = begin => far,
     };
-    let Some((far, port)) = begun else { return refuse::reset(stream) };
+    let Some((far, port)) = begun else { return stream.reset() };
     let cut = async {
         flow.cut().await;
     };
@@ -211,25 +211,13 @@ fn severed(guest: &Guest, flow: &Flow) {
     guest.trail.record(record);
 }
 
-/// The guest's socket once more, to see it end while hyper waits for the far side and looks nowhere
-/// else. Dropped before the connection is over, or it would hold it open. None where there is no
-/// descriptor to spare: the end is noticed later then.
-fn watch(stream: &TcpStream) -> Option<TcpStream> {
-    let again = SockRef::from(stream).try_clone().ok()?;
-    room::check(&again).ok()?;
-    TcpStream::from_std(again.into()).ok()
-}
-
 /// Returns once the guest has reset the connection; or has sent its last byte, and none has passed
-/// for `patience`.
-async fn given_up(watched: Option<TcpStream>, traffic: &Traffic, patience: Duration) {
-    let Some(stream) = watched else { return std::future::pending().await };
-    // The end of what the guest sends shows here too, what it sends does not.
-    let ended = stream.ready(Interest::PRIORITY | Interest::ERROR).await;
-    if ended.is_ok_and(|ready| !ready.is_error() && !ready.is_write_closed()) {
+/// for long. Hyper sees neither while it waits for the far side.
+async fn given_up(watched: Watcher, traffic: &Traffic, guest: &Guest) {
+    if !watched.ended().await {
         tokio::select! {
-            _ = stream.ready(Interest::ERROR) => {}
-            () = traffic.quiet_for(patience) => {}
+            () = watched.failed() => {}
+            () = traffic.quiet_for(guest.limits.half_closed, &guest.gate) => {}
         }
     }
 }

@@ -51,10 +51,16 @@ impl Meter {
         self.0.open.load(Relaxed)
     }
 
+    /// When the last payload byte passed, either way.
+    #[must_use]
+    pub fn last(&self) -> Instant {
+        self.0.since + Duration::from_millis(self.0.last.load(Relaxed))
+    }
+
     /// How long ago the last payload byte passed, either way.
     #[must_use]
     pub fn quiet(&self) -> Duration {
-        self.0.since.elapsed().saturating_sub(Duration::from_millis(self.0.last.load(Relaxed)))
+        self.last().elapsed()
     }
 
     /// Counts bytes from the guest to a far side.
@@ -77,7 +83,8 @@ impl Meter {
         self.0.open.fetch_sub(1, Relaxed);
     }
 
-    fn touch(&self) {
+    /// Notes that a payload byte has passed.
+    pub(crate) fn touch(&self) {
         let millis = u64::try_from(self.0.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.0.last.fetch_max(millis, Relaxed);
     }

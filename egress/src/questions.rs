@@ -19,7 +19,7 @@ use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 
-use crate::accept;
+use crate::facing;
 
 /// Port of the domain name system (RFC 1035, section 4.2.1).
 pub(crate) const PORT: u16 = 53;
@@ -53,7 +53,7 @@ struct Received {
 
 /// The socket to which the fence diverts one slot's questions. Must be made in the guests' world.
 pub(crate) fn socket(slot: Slot) -> io::Result<std::net::UdpSocket> {
-    let socket = accept::facing(slot, Type::DGRAM, Protocol::UDP)?;
+    let socket = facing::socket(slot, Type::DGRAM, Protocol::UDP)?;
     setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
     // Otherwise the kernel cuts a frame up, and each part costs as much as a frame.
     setsockopt(&socket, sockopt::UdpGroSegment, &true)?;

@@ -3,6 +3,7 @@
 //! A refusal is a value with a stable code; the same code goes to the guest and to the audit.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,9 +16,8 @@ use serde_json::json;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
-use crate::closing;
+use crate::side::GuestSide;
 use crate::sniff;
 
 /// The response header that carries the reason code.
@@ -94,24 +94,26 @@ pub(crate) fn reset(stream: TcpStream) {
 
 /// Tells a TLS client with a fatal alert `access_denied` (RFC 8446, section 6.2), and waits for it
 /// to close. False when the guest did not close, and must be reset.
-pub(crate) async fn alert(stream: &mut TcpStream) -> bool {
+pub(crate) async fn alert(stream: &mut GuestSide) -> bool {
     let alert = sniff::alert_access_denied();
-    let told = timeout(DRAIN_TIME, stream.write_all(&alert)).await;
-    matches!(told, Ok(Ok(()))) && linger(stream).await
+    let gate = Arc::clone(stream.gate());
+    let told = gate.within(DRAIN_TIME, stream.write_all(&alert)).await;
+    matches!(told, Some(Ok(()))) && linger(stream).await
 }
 
 /// Says that this was the last of our answers and waits for the guest to close: a close of ours with
 /// unread bytes would be a reset, which overtakes the answer. False when it did not close, or did not
 /// acknowledge the answer, and must be reset: the kernel would keep what it was not sent.
-pub(crate) async fn linger(stream: &mut TcpStream) -> bool {
+pub(crate) async fn linger(stream: &mut GuestSide) -> bool {
+    let gate = Arc::clone(stream.gate());
     let ended = async {
         stream.shutdown().await?;
         let mut waste = [0; 2048];
         let mut drained = 0;
         while drained < DRAIN_BYTES {
-            match stream.read(&mut waste).await? {
+            match AsyncReadExt::read(stream, &mut waste).await? {
                 0 => {
-                    closing::acknowledged(stream).await;
+                    stream.acknowledged().await;
                     return Ok(true);
                 }
                 n => drained += n,
@@ -119,7 +121,7 @@ pub(crate) async fn linger(stream: &mut TcpStream) -> bool {
         }
         Ok::<_, io::Error>(false)
     };
-    matches!(timeout(DRAIN_TIME, ended).await, Ok(Ok(true)))
+    matches!(gate.within(DRAIN_TIME, ended).await, Some(Ok(true)))
 }
 
 /// The status that goes with a code.

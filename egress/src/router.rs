@@ -3,13 +3,16 @@
 //! A slot's fence is applied and read back before its link is up, and removed after its sockets are
 //! gone. Set-up undoes itself in reverse; teardown goes on whatever fails.
 
+mod call;
 mod close;
 mod refence;
 mod rejudge;
+mod rest;
 
+pub use crate::router::rest::{Activity, Held};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -18,14 +21,13 @@ use dns::{Asker, Pins, Resolver};
 use fault::Point;
 use policy::audit::{AuditRecord, Kind, Outcome};
 use policy::{Code, OwnAddresses, PolicyHandle, Slot, Subject, Trail};
-use tokio::net::{TcpListener, TcpSocket, UdpSocket};
+use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::mpsc::Receiver;
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::accept;
-use crate::buffers;
 use crate::conn;
 use crate::dial::Dialer;
 use crate::drops::{self, Dropped};
@@ -40,8 +42,8 @@ use crate::ports::Ports;
 use crate::questions;
 use crate::refuse::Refusal;
 use crate::relay::{self, Sockets};
-use crate::sever::sever;
-use crate::stream::GuestStream;
+use crate::sever::{STATES, sever};
+use crate::side::{Gate, Store};
 use crate::tunnel::Pool;
 use crate::watch::Watch;
 use crate::world::{World, claim};
@@ -54,9 +56,6 @@ const PIPES: usize = 4096;
 const CALLS: usize = 256;
 /// How long connections that were cut are waited for.
 const DRAIN: Duration = Duration::from_secs(2);
-/// How long a SYN may be unanswered before it is sent anew: the first may be lost while a tap comes
-/// up, and the kernel would only repeat it after a second.
-const CALL_AGAIN: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(50)];
 
 /// How the router is set up.
 #[derive(Clone, Debug)]
@@ -115,6 +114,7 @@ struct Shared {
     trail: Trail,
     pool: Pool,
     ports: Ports,
+    store: Store,
     seats: Mutex<HashMap<Slot, Seat>>,
     /// One change of a slot at a time. No slot waits for another: an end waits for the connections
     /// that it cuts, and some take their time.
@@ -167,6 +167,7 @@ impl Router {
             trail,
             pool: Pool::new(PIPES),
             ports,
+            store: Store::default(),
             seats: Mutex::default(),
             turns: Mutex::default(),
             watch: Watch::default(),
@@ -209,29 +210,6 @@ impl Router {
         let shared = Arc::clone(&self.shared);
         let detached = tokio::spawn(async move { shared.detach(slot).await });
         detached.await.map_err(|_| Error::Interrupted(slot))?
-    }
-
-    /// Connects to a port of the guest in a slot, from its gateway's address.
-    ///
-    /// # Errors
-    /// When the slot is not attached, has too many such connections, or its guest does not answer.
-    pub async fn connect(&self, slot: Slot, port: u16) -> Result<GuestStream, Error> {
-        let shared = &self.shared;
-        let calls = shared.seats().get(&slot).map(|seat| Arc::clone(&seat.calls));
-        let call = calls.ok_or(Error::Vacant(slot))?.register().ok_or(Error::Busy(slot))?;
-        let patience = shared.config.limits.connect;
-        let failed = |source| Error::Connect { slot, port, source };
-        link::carrier(&shared.world, slot, link::CARRIER_WAIT).await?;
-        for patience in CALL_AGAIN.into_iter().chain([patience]) {
-            let socket = shared.world.run(move || accept::caller(slot)).await?;
-            let socket = TcpSocket::from_std_stream(socket.map_err(failed)?);
-            buffers::bound(&socket, call.rank());
-            let to = SocketAddr::from((slot.address(), port));
-            if let Ok(connected) = timeout(patience, socket.connect(to)).await {
-                return Ok(GuestStream::new(connected.map_err(failed)?, call));
-            }
-        }
-        Err(failed(io::ErrorKind::TimedOut.into()))
     }
 
     /// The counters of an attached slot.
@@ -377,6 +355,7 @@ impl Shared {
             ),
             flows: Flows::new(limits.flows, meter.clone()),
             meter,
+            gate: Gate::new(self.store.clone()),
             limits,
             pool: self.pool.clone(),
             trail: self.trail.clone(),
@@ -406,7 +385,7 @@ impl Shared {
     /// Ends what is left of a slot's connections, takes its link down and then its fence, whatever
     /// there is of them.
     async fn lower(&self, slot: Slot) -> Result<(), Error> {
-        let severed = sever(&self.world, slot).await;
+        let severed = sever(&self.world, slot, STATES).await;
         fault::at(Point::ConnectionsSevered);
         let link = link::down(&self.world, slot).await;
         fault::at(Point::LinkLowered);

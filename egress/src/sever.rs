@@ -23,26 +23,44 @@ const DESTROY: u16 = 21;
 /// Attribute and operation of `linux/inet_diag.h`: a filter program; compare the far address.
 const BYTECODE: u16 = 1;
 const FAR_ADDRESS: u8 = 8;
-/// Every TCP state.
-const STATES: u32 = 0xfff;
+/// Every TCP state, by the bits of `linux/tcp_states.h`.
+pub(crate) const STATES: u32 = 0x1fff;
+/// Those of connections that have not begun, or that have an end and may have no owner any more.
+pub(crate) const ENDING: u32 = STATES & !(1 << 1 | 1 << 7 | 1 << 8 | 1 << 10);
+/// Those of connections with an end of ours that the guest has not acknowledged.
+pub(crate) const UNSAID: u32 = 1 << 4 | 1 << 9 | 1 << 11;
 /// Length of a message header, and of the identity of a socket: ports, addresses, device, cookie.
 const HEADER: usize = 16;
 pub(crate) const IDENTITY: usize = 48;
 
-/// Destroys every TCP socket whose far side is the guest in this slot; says how many.
+/// Destroys every TCP socket in one of these states whose far side is the guest in this slot; says
+/// how many.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub(crate) async fn sever(world: &World, slot: Slot) -> Result<usize, Error> {
-    let severed = world.run(move || destroy_all(slot)).await?;
+pub(crate) async fn sever(world: &World, slot: Slot, states: u32) -> Result<usize, Error> {
+    let severed = world.run(move || destroy_all(slot, states)).await?;
     severed.map_err(|source| Error::Socket { what: "end of the connections", slot, source })
 }
 
-fn destroy_all(slot: Slot) -> io::Result<usize> {
+/// How many TCP sockets in one of these states there are whose far side is the guest in this slot.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub(crate) async fn count(world: &World, slot: Slot, states: u32) -> Result<usize, Error> {
+    let counted = world.run(move || {
+        let socket = Socket::new(NETLINK_SOCK_DIAG)?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        list(&socket, slot, states).map(|found| found.len())
+    });
+    counted.await?.map_err(|source| Error::Socket { what: "list of connections", slot, source })
+}
+
+fn destroy_all(slot: Slot, states: u32) -> io::Result<usize> {
     let socket = Socket::new(NETLINK_SOCK_DIAG)?;
     socket.connect(&SocketAddr::new(0, 0))?;
     let mut severed = 0;
-    for identity in list(&socket, slot)? {
+    for identity in list(&socket, slot, states)? {
         let request = request(DESTROY, NLM_F_ACK, AF_INET, STATES, &identity, &[]);
         socket.send(&request, 0)?;
         match answers(&socket)?.first().map(|(_, body)| errno(body)) {
@@ -57,9 +75,9 @@ fn destroy_all(slot: Slot) -> io::Result<usize> {
 }
 
 /// The identities of the slot's sockets.
-fn list(socket: &Socket, slot: Slot) -> io::Result<Vec<[u8; IDENTITY]>> {
+fn list(socket: &Socket, slot: Slot, states: u32) -> io::Result<Vec<[u8; IDENTITY]>> {
     let filter = filter(slot);
-    let request = request(BY_FAMILY, NLM_F_DUMP, AF_INET, STATES, &[0; IDENTITY], &filter);
+    let request = request(BY_FAMILY, NLM_F_DUMP, AF_INET, states, &[0; IDENTITY], &filter);
     socket.send(&request, 0)?;
     let mut found = Vec::new();
     loop {

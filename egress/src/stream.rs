@@ -2,21 +2,21 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::flows::Flow;
+use crate::side::{Gate, GuestSide};
 
 /// A connection to a guest's port. Ends with `ConnectionReset` when the slot is detached; what is
 /// still queued on it then is thrown away, so that the slot's next guest does not get it.
 #[derive(Debug)]
 pub struct GuestStream {
-    stream: TcpStream,
+    stream: GuestSide,
     /// One wait for the reading and one for the writing task, which may be two.
     cut: [Pin<Box<WaitForCancellationFutureOwned>>; 2],
     flow: Flow,
@@ -29,11 +29,11 @@ enum Direction {
 }
 
 impl GuestStream {
-    pub(crate) fn new(stream: TcpStream, flow: Flow) -> Self {
+    pub(crate) fn new(stream: TcpStream, flow: Flow, gate: &Arc<Gate>) -> Self {
         // Fails only on a socket that is already dead, which its first use then reports.
         let _ = stream.set_nodelay(true);
         let cut = [Box::pin(flow.signal()), Box::pin(flow.signal())];
-        Self { stream, cut, flow }
+        Self { stream: GuestSide::new(stream, gate), cut, flow }
     }
 
     /// The error once it is cut; until then the task of this direction is woken by that too.
@@ -46,7 +46,7 @@ impl GuestStream {
         if self.flow.was_cut().is_none() && wait.as_mut().poll(cx).is_pending() {
             return Ok(());
         }
-        let _ = SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+        self.stream.reset_on_close();
         Err(io::ErrorKind::ConnectionReset.into())
     }
 }
@@ -58,7 +58,12 @@ impl AsyncRead for GuestStream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check(Direction::Reading, cx)?;
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.flow.touch();
+        }
+        polled
     }
 }
 
@@ -69,7 +74,11 @@ impl AsyncWrite for GuestStream {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.check(Direction::Writing, cx)?;
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        if matches!(polled, Poll::Ready(Ok(1..))) {
+            self.flow.touch();
+        }
+        polled
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -4,6 +4,7 @@
 //! passes as a half-close, a reset as a reset. It can be revoked at any time, and then nothing that is
 //! still queued is delivered.
 
+mod end;
 mod pool;
 mod pump;
 
@@ -15,11 +16,12 @@ use bytes::Bytes;
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::Instant;
 
 use crate::closing;
 use crate::limits::Limits;
 use crate::meter::Meter;
+use crate::side::{GuestSide, LOST};
 pub use crate::tunnel::pool::Pool;
 use crate::tunnel::pump::{Broken, pump};
 
@@ -48,6 +50,8 @@ pub enum Why {
     Idle,
     /// `revoked` came true.
     Revoked,
+    /// The guest slept, and its side could not be kept or put back.
+    Unkept,
 }
 
 impl Why {
@@ -58,6 +62,7 @@ impl Why {
             Self::GuestReset => Some("reset by the guest"),
             Self::FarReset => Some("reset by the far side"),
             Self::Idle => Some("idle"),
+            Self::Unkept => Some(LOST),
         }
     }
 }
@@ -67,7 +72,7 @@ impl Why {
 ///
 /// Dropping the future closes both sockets in the ordinary way; use `revoked` to cut.
 pub async fn tunnel(
-    guest: TcpStream,
+    guest: impl Into<GuestSide>,
     far: TcpStream,
     first_flight: Bytes,
     limits: &Limits,
@@ -75,6 +80,7 @@ pub async fn tunnel(
     pool: &Pool,
     revoked: impl Future<Output = ()>,
 ) -> Ended {
+    let guest = guest.into();
     let clock = Clock::new();
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
     let count_out = |bytes| {
@@ -119,9 +125,9 @@ pub async fn tunnel(
                     Err(Broken::Source) => break Why::FarReset,
                     Err(Broken::Sink) => break Why::GuestReset,
                 },
-                _ = guest.ready(Interest::ERROR), if !guest_lost => guest_lost = true,
+                () = guest.failed(), if !guest_lost => guest_lost = true,
                 _ = far.ready(Interest::ERROR), if !far_lost => far_lost = true,
-                () = clock.silent_for(patience) => break Why::Idle,
+                () = guest.gate().quiet(patience, || clock.last()) => break Why::Idle,
             }
             clock.touch();
         }
@@ -130,20 +136,27 @@ pub async fn tunnel(
         // What is still queued is the tunnel's, too: it may be revoked.
         let delivered = async {
             closing::acknowledged(&far).await;
-            closing::acknowledged(&guest).await;
+            guest.acknowledged().await;
         };
+        let patience = limits.idle.min(limits.half_closed);
+        // Boxed, so that an open connection does not keep the room for its end.
+        let delivered = Box::pin(guest.gate().within(patience, delivered));
         why = tokio::select! {
             biased;
             () = &mut revoked => Why::Revoked,
-            () = delivered => Why::Closed,
-            () = sleep(limits.idle.min(limits.half_closed)) => Why::Idle,
+            delivered = delivered => if delivered.is_some() { Why::Closed } else { Why::Idle },
         };
     }
+    if why == Why::FarReset {
+        guest.end_came();
+    }
+    if matches!(why, Why::GuestReset | Why::Idle) && guest.is_lost() {
+        why = Why::Unkept;
+    }
     if why != Why::Closed {
-        for stream in [&guest, &far] {
-            // Closing then sends a reset and forgets what is queued. Fails only on a dead socket.
-            let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
-        }
+        // Closing then sends a reset and forgets what is queued. Fails only on a dead socket.
+        guest.reset_on_close();
+        let _ = SockRef::from(&far).set_linger(Some(Duration::ZERO));
     }
     Ended { bytes_out: sent.load(Relaxed), bytes_in: received.load(Relaxed), why }
 }
@@ -165,15 +178,7 @@ impl Clock {
         self.last.store(millis, Relaxed);
     }
 
-    /// Returns once there was no event for `patience`.
-    async fn silent_for(&self, patience: Duration) {
-        loop {
-            let last = self.start + Duration::from_millis(self.last.load(Relaxed));
-            let deadline = last + patience;
-            if Instant::now() >= deadline {
-                return;
-            }
-            sleep_until(deadline).await;
-        }
+    fn last(&self) -> Instant {
+        self.start + Duration::from_millis(self.last.load(Relaxed))
     }
 }

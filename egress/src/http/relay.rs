@@ -37,6 +37,7 @@ use crate::http::{BUFFER, HEAD_BYTES};
 use crate::limits::Limits;
 use crate::ports::Port;
 use crate::refuse;
+use crate::side::Gate;
 use crate::tunnel::Ended;
 use crate::unsent::unacknowledged;
 
@@ -94,6 +95,7 @@ struct Line {
     /// The guest is.
     gone: CancellationToken,
     limits: Limits,
+    gate: Arc<Gate>,
     traffic: Arc<Traffic>,
     queue: Queue,
     wanted: Arc<AtomicBool>,
@@ -218,6 +220,7 @@ impl Relay {
             reset: reset.clone(),
             gone: gone.clone(),
             limits: guest.limits,
+            gate: Arc::clone(&guest.gate),
             traffic: Arc::clone(&traffic),
             queue: Queue::new(dialed.egress, dialed.remote),
             wanted: Arc::clone(&switching),
@@ -252,7 +255,7 @@ impl Line {
     /// Runs a connection to its end, and keeps its socket until the far side has all that was sent.
     async fn carry(
         mut self,
-        mut connection: Connection<TokioIo<Wire>, Relayed>,
+        mut connection: Connection<TokioIo<Wire<TcpStream>>, Relayed>,
         give: oneshot::Sender<Handed>,
     ) {
         let Limits { idle, half_closed, .. } = self.limits;
@@ -268,10 +271,10 @@ impl Line {
             biased;
             () = &mut stop => false,
             // A far side that takes no more may keep it from noticing that the guest is gone.
-            () = self.traffic.quiet_for(idle) => false,
+            () = self.traffic.quiet_for(idle, &self.gate) => false,
             () = async {
                 self.gone.cancelled().await;
-                self.traffic.quiet_for(patience).await;
+                self.traffic.quiet_for(patience, &self.gate).await;
             } => false,
             ended = &mut connection => ended.is_ok(),
         };

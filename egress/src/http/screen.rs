@@ -17,11 +17,11 @@ use hyper::body::Body as _;
 use hyper::body::Incoming;
 use policy::Code;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use crate::framing::{Body, Flaw, Head, HeadReader, Length};
 use crate::http::head::Fault;
 use crate::http::wire::{Traffic, Wire};
+use crate::side::GuestSide;
 
 /// What the library reads in place of a head with a flaw. Never sent, never judged.
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n";
@@ -29,7 +29,7 @@ const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n";
 /// The guest's side of a connection.
 #[derive(Debug)]
 pub(super) struct Screen {
-    wire: Wire,
+    wire: Wire<GuestSide>,
     state: State,
     /// Read, and not looked at to the end.
     held: BytesMut,
@@ -61,7 +61,7 @@ struct Inner {
 }
 
 impl Screen {
-    pub(super) fn new(wire: Wire) -> Self {
+    pub(super) fn new(wire: Wire<GuestSide>) -> Self {
         Self {
             wire,
             state: State::Head(HeadReader::default()),
@@ -80,7 +80,7 @@ impl Screen {
     }
 
     /// The connection, and what was read of it and not let in.
-    pub(super) fn into_parts(self) -> (TcpStream, Bytes) {
+    pub(super) fn into_parts(self) -> (GuestSide, Bytes) {
         (self.wire.into_stream(), self.held.freeze())
     }
 
@@ -293,7 +293,7 @@ impl AsyncWrite for Screen {
 mod tests {
     use futures_util::poll;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
@@ -311,7 +311,7 @@ mod tests {
         let mut guest = connected(address).await;
         let (stream, _) = listener.accept().await.expect("accepted");
         guest.write_all(bytes).await.expect("sent");
-        (guest, Screen::new(Wire::new(stream, Bytes::new())))
+        (guest, Screen::new(Wire::new(stream.into(), Bytes::new())))
     }
 
     async fn next(screen: &mut Screen) -> Vec<u8> {

@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::meter::Meter;
+use crate::side::Gate;
 
 /// A stream whose bytes are counted.
 #[derive(Debug)]
-pub(super) struct Wire {
-    stream: TcpStream,
+pub(super) struct Wire<S> {
+    stream: S,
     before: Bytes,
     meter: Option<Meter>,
     traffic: Arc<Traffic>,
@@ -47,9 +47,9 @@ struct Owed {
     until: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-impl Wire {
+impl<S> Wire<S> {
     /// A wire to the guest, of which `before` was read already.
-    pub(super) fn new(stream: TcpStream, before: Bytes) -> Self {
+    pub(super) fn new(stream: S, before: Bytes) -> Self {
         let traffic = Traffic {
             start: Instant::now(),
             read: AtomicU64::new(0),
@@ -62,7 +62,7 @@ impl Wire {
     }
 
     /// A wire to a far side: what is written leaves the sandbox, what is read enters it.
-    pub(super) fn metered(stream: TcpStream, meter: Meter) -> Self {
+    pub(super) fn metered(stream: S, meter: Meter) -> Self {
         Self { meter: Some(meter), ..Self::new(stream, Bytes::new()) }
     }
 
@@ -70,7 +70,7 @@ impl Wire {
         Arc::clone(&self.traffic)
     }
 
-    pub(super) fn into_stream(self) -> TcpStream {
+    pub(super) fn into_stream(self) -> S {
         self.stream
     }
 
@@ -140,19 +140,14 @@ impl Traffic {
         self.stopped.store(true, Relaxed);
     }
 
-    /// Returns once no byte has passed for `patience`.
-    pub(super) async fn quiet_for(&self, patience: Duration) {
-        loop {
-            let until = self.start + Duration::from_millis(self.last.load(Relaxed)) + patience;
-            if Instant::now() >= until {
-                return;
-            }
-            sleep_until(until).await;
-        }
+    /// Returns once no byte has passed for `patience`, in which the guest was awake.
+    pub(super) async fn quiet_for(&self, patience: Duration, gate: &Gate) {
+        let last = || self.start + Duration::from_millis(self.last.load(Relaxed));
+        gate.quiet(patience, last).await;
     }
 }
 
-impl AsyncRead for Wire {
+impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -175,7 +170,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl AsyncWrite for Wire {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -209,7 +204,7 @@ impl AsyncWrite for Wire {
     }
 }
 
-impl Wire {
+impl<S> Wire<S> {
     fn wrote(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match &polled {
             Poll::Ready(Ok(length)) => {

@@ -17,7 +17,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use crate::accept;
+use crate::facing;
 use crate::relay::Key;
 use crate::room;
 
@@ -45,7 +45,7 @@ pub(crate) struct Made(std::net::UdpSocket, std::net::UdpSocket);
 impl Sockets {
     /// Makes them. Must be called in the guests' world.
     pub(crate) fn make(slot: Slot, port: u16) -> io::Result<Made> {
-        let first = accept::facing(slot, Type::DGRAM, Protocol::UDP)?;
+        let first = facing::socket(slot, Type::DGRAM, Protocol::UDP)?;
         setsockopt(&first, sockopt::Ipv4OrigDstAddr, &true)?;
         setsockopt(&first, sockopt::RxqOvfl, &1)?;
         first.set_recv_buffer_size(QUEUE)?;
@@ -68,7 +68,7 @@ impl TryFrom<Made> for Sockets {
 /// A session's socket towards the guest: it has the address that the guest sends to, and hears that
 /// guest's one port only. The fence hands it what comes from there. Must be made in the guests' world.
 pub(crate) fn near(slot: Slot, key: Key) -> io::Result<std::net::UdpSocket> {
-    let socket = accept::facing(slot, Type::DGRAM, Protocol::UDP)?;
+    let socket = facing::socket(slot, Type::DGRAM, Protocol::UDP)?;
     room::check(&socket)?;
     // Each port of a guest that sends to the same place has its own.
     socket.set_reuse_address(true)?;

@@ -3,15 +3,15 @@
 //! Holds a buffer or a pipe only while bytes are on their way, and takes no byte from the source
 //! before the sink has taken the ones before it: back-pressure is the kernel's, end to end.
 
+use std::future::poll_fn;
 use std::io;
-use std::net::Shutdown;
 
 use bytes::Bytes;
-use socket2::SockRef;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
+use rustix::net::RecvFlags;
 use tokio::task::coop::consume_budget;
 
+use crate::side::{receive, send};
+use crate::tunnel::end::End;
 use crate::tunnel::pool::{Buffer, Pipe, Pool, Width};
 
 /// A direction that has carried this much is worth a pipe.
@@ -29,8 +29,8 @@ pub(super) enum Broken {
 /// Carries `first`, then what `from` sends, to `to`, and then its end. `count` hears of every byte
 /// that `to` has taken.
 pub(super) async fn pump(
-    from: &TcpStream,
-    to: &TcpStream,
+    from: &impl End,
+    to: &impl End,
     first: Bytes,
     pool: &Pool,
     count: &(impl Fn(u64) + Sync),
@@ -40,7 +40,11 @@ pub(super) async fn pump(
     let mut moved = first.len() as u64;
     drop(first);
     loop {
-        from.readable().await.map_err(|_| Broken::Source)?;
+        poll_fn(|cx| from.poll_readable(cx)).await.map_err(|_| Broken::Source)?;
+        if !to.takes() {
+            to.taking(from).await.map_err(|_| Broken::Source)?;
+            continue;
+        }
         let pipe = match moved {
             ..SPLICE_FROM => None,
             SPLICE_FROM..WIDE_FROM => pool.pipe(Width::Narrow),
@@ -52,8 +56,7 @@ pub(super) async fn pump(
         };
         moved = moved.saturating_add(burst.bytes);
         if burst.is_last {
-            // Fails only when the sink is already gone, which the other direction reports.
-            let _ = SockRef::from(to).shutdown(Shutdown::Write);
+            to.end();
             return Ok(());
         }
     }
@@ -65,18 +68,18 @@ struct Burst {
     is_last: bool,
 }
 
-struct Way<'a, C> {
-    from: &'a TcpStream,
-    to: &'a TcpStream,
+struct Way<'a, F, T, C> {
+    from: &'a F,
+    to: &'a T,
     count: &'a C,
 }
 
-impl<C: Fn(u64) + Sync> Way<'_, C> {
+impl<F: End, T: End, C: Fn(u64) + Sync> Way<'_, F, T, C> {
     /// Copies until the source is dry, or enough to ask for a pipe again.
     async fn copy(&self, mut buffer: Buffer) -> Result<Burst, Broken> {
         let mut bytes = 0;
-        while bytes < SPLICE_FROM {
-            match self.from.try_read(&mut buffer) {
+        while bytes < SPLICE_FROM && self.to.takes() {
+            match self.from.take_in(|from| receive(from, &mut buffer, RecvFlags::empty())) {
                 Ok(0) => return Ok(Burst { bytes, is_last: true }),
                 Ok(read) => {
                     self.write(buffer.get(..read).unwrap_or_default()).await?;
@@ -92,13 +95,13 @@ impl<C: Fn(u64) + Sync> Way<'_, C> {
 
     async fn write(&self, mut bytes: &[u8]) -> Result<(), Broken> {
         while !bytes.is_empty() {
-            match self.to.try_write(bytes) {
+            match self.to.give(|to| send(to, bytes)) {
                 Ok(written) => {
                     bytes = bytes.get(written..).unwrap_or_default();
                     (self.count)(written as u64);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.to.writable().await.map_err(|_| Broken::Sink)?;
+                    poll_fn(|cx| self.to.poll_writable(cx)).await.map_err(|_| Broken::Sink)?;
                 }
                 Err(_) => return Err(Broken::Sink),
             }
@@ -109,19 +112,19 @@ impl<C: Fn(u64) + Sync> Way<'_, C> {
     /// Splices until the source is dry, or enough to ask for a wider pipe.
     async fn splice(&self, mut pipe: Pipe) -> Result<Burst, Broken> {
         let mut bytes = 0;
-        while bytes < WIDE_FROM {
+        while bytes < WIDE_FROM && self.to.takes() {
             // The pipe is empty here, so that "would block" speaks of the source alone.
-            match self.from.try_io(Interest::READABLE, || pipe.fill(self.from)) {
+            match self.from.take_in(|from| pipe.fill(from)) {
                 Ok(0) => return Ok(Burst { bytes, is_last: true }),
                 Ok(read) => bytes += read as u64,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => return Err(Broken::Source),
             }
             while !pipe.is_empty() {
-                match self.to.try_io(Interest::WRITABLE, || pipe.drain(self.to)) {
+                match self.to.give(|to| pipe.drain(to)) {
                     Ok(written) => (self.count)(written as u64),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        self.to.writable().await.map_err(|_| Broken::Sink)?;
+                        poll_fn(|cx| self.to.poll_writable(cx)).await.map_err(|_| Broken::Sink)?;
                     }
                     Err(_) => return Err(Broken::Sink),
                 }

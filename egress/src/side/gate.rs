@@ -1,0 +1,368 @@
+//! Whether a guest runs, and every socket that faces it: what is closed when it falls asleep and put back
+//! before it wakes. One for each attached slot.
+//!
+//! Time that a guest sleeps counts for nothing that waits for it. Never locks itself and a connection
+//! at once, but for one that nobody else knows yet.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use policy::Slot;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::repair::{self, Checkpoint};
+use crate::side::state::Shared;
+
+/// What the connections of one sleeping guest may hold of its bytes, and those of all.
+const OF_ONE: usize = 8 << 20;
+const OF_ALL: usize = 512 << 20;
+
+/// How far a guest is from running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It runs, and has since then.
+    Awake(Instant),
+    /// It runs, and is given nothing more.
+    Holding,
+    /// It does not run, and no socket faces it.
+    Asleep,
+    /// It does not run yet, and its sockets are back.
+    Waking,
+}
+
+/// The room for bytes that no socket holds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Store(Arc<AtomicUsize>);
+
+/// One guest's.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    phase: watch::Sender<Phase>,
+    wanted: watch::Sender<bool>,
+    sides: Mutex<Sides>,
+    store: Store,
+}
+
+#[derive(Debug, Default)]
+struct Sides {
+    next: u64,
+    known: HashMap<u64, Weak<Shared>>,
+    /// Connections whose owner has ended them while the guest slept, and whether by a reset.
+    remains: Vec<(Checkpoint, bool)>,
+    /// Bytes that its connections hold.
+    held: usize,
+}
+
+impl Store {
+    fn take(&self, bytes: usize) -> bool {
+        let taken = self.0.fetch_add(bytes, Relaxed);
+        let fits = taken.saturating_add(bytes) <= OF_ALL;
+        if !fits {
+            self.0.fetch_sub(bytes, Relaxed);
+        }
+        fits
+    }
+}
+
+impl Gate {
+    /// Of a guest that runs.
+    pub(crate) fn new(store: Store) -> Arc<Self> {
+        Arc::new(Self {
+            phase: watch::Sender::new(Phase::Awake(Instant::now())),
+            wanted: watch::Sender::new(false),
+            sides: Mutex::default(),
+            store,
+        })
+    }
+
+    fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// Whether the guest runs and is given what is for it.
+    pub(super) fn is_delivering(&self) -> bool {
+        matches!(self.phase(), Phase::Awake(_))
+    }
+
+    /// Whether the guest has run all the time since then.
+    pub(crate) fn runs_since(&self, awake: Instant) -> bool {
+        self.phase() == Phase::Awake(awake)
+    }
+
+    /// Since when the guest runs; waits until it does.
+    pub(crate) async fn awake(&self) -> Instant {
+        if let Phase::Awake(since) = self.phase() {
+            return since;
+        }
+        // Boxed: seldom, and everything that waits would be larger for it.
+        Box::pin(self.waking()).await
+    }
+
+    async fn waking(&self) -> Instant {
+        let mut phase = self.phase.subscribe();
+        loop {
+            if let Phase::Awake(since) = *phase.borrow_and_update() {
+                return since;
+            }
+            if phase.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Returns once nothing has happened for as long as that, while the guest was awake.
+    pub(crate) async fn quiet(&self, patience: Duration, last: impl Fn() -> Instant) {
+        loop {
+            let until = self.awake().await.max(last()) + patience;
+            if Instant::now() >= until {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+
+    /// The outcome of a future, or none when it takes longer than this, while the guest was awake.
+    pub(crate) async fn within<T>(
+        &self,
+        patience: Duration,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        let begun = Instant::now();
+        tokio::select! {
+            biased;
+            outcome = future => Some(outcome),
+            () = self.quiet(patience, || begun) => None,
+        }
+    }
+
+    /// Something has come for the guest. It may not run.
+    pub(crate) fn want(&self) {
+        if !self.is_delivering() {
+            self.wanted.send_if_modified(|wanted| !std::mem::replace(wanted, true));
+        }
+    }
+
+    /// Returns once something has come for a guest that is held, or has already.
+    pub(crate) async fn wanted(&self) {
+        let mut wanted = self.wanted.subscribe();
+        if wanted.wait_for(|wanted| *wanted).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Gives the guest nothing more. False if that was so already.
+    pub(crate) fn hold(&self) -> bool {
+        let begun = {
+            // With the lock, so that a connection that begins now knows.
+            let _sides = self.lock();
+            let begun = self.is_delivering();
+            if begun {
+                self.wanted.send_replace(false);
+                self.phase.send_replace(Phase::Holding);
+            }
+            begun
+        };
+        for side in self.known() {
+            side.deliver(false);
+        }
+        begun
+    }
+
+    /// Whether the guest has acknowledged all that it was sent.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.known().iter().all(|side| side.is_settled())
+    }
+
+    /// Turns every connection into a value. How many are kept, and how many could not be.
+    pub(crate) fn keep(&self) -> (usize, usize) {
+        {
+            let _sides = self.lock();
+            if self.is_delivering() {
+                self.wanted.send_replace(false);
+            }
+            self.phase.send_replace(Phase::Asleep);
+        }
+        let (mut kept, mut lost) = (0, 0);
+        for side in self.known() {
+            match side.keep(self) {
+                Some(true) => kept += 1,
+                Some(false) => lost += 1,
+                None => {}
+            }
+        }
+        (kept, lost)
+    }
+
+    /// What is kept is to be put back from now on: how much there is to [`Gate::rebuild`].
+    pub(crate) fn rouse(&self) -> usize {
+        {
+            let _sides = self.lock();
+            if self.phase() == Phase::Asleep {
+                self.phase.send_replace(Phase::Waking);
+            }
+        }
+        let kept = self.known().iter().filter(|side| side.is_kept()).count();
+        kept + self.lock().remains.len()
+    }
+
+    /// Puts this many connections back on sockets; gives the guest nothing yet. To be called in the
+    /// guests' world, inside the runtime whose tasks use the sockets. How many are back, and how many
+    /// are not.
+    pub(crate) fn rebuild(&self, slot: Slot, most: usize) -> (usize, usize) {
+        let (mut back, mut lost) = (0, 0);
+        let known = self.known();
+        for side in known.iter().filter(|side| side.is_kept()).take(most) {
+            match side.put_back(slot, self) {
+                Some(true) => back += 1,
+                Some(false) => lost += 1,
+                None => {}
+            }
+        }
+        let mut remains = std::mem::take(&mut self.lock().remains);
+        let rest = remains.split_off(remains.len().min(most.saturating_sub(back + lost)));
+        for (checkpoint, by_reset) in remains {
+            self.free(checkpoint.bytes());
+            if let Err(error) = repair::end(slot, checkpoint, by_reset) {
+                tracing::debug!(%slot, %error, "end of a connection not told");
+            }
+        }
+        self.lock().remains.extend(rest);
+        (back, lost)
+    }
+
+    /// Gives the guest what is for it.
+    pub(crate) fn release(&self) {
+        {
+            let _sides = self.lock();
+            if self.is_delivering() || self.phase() == Phase::Asleep {
+                return;
+            }
+            self.phase.send_replace(Phase::Awake(Instant::now()));
+        }
+        for side in self.known() {
+            side.deliver(true);
+        }
+    }
+
+    /// Keeps this much of a guest's payload, if there is room.
+    pub(super) fn room(&self, bytes: usize) -> bool {
+        let mut sides = self.lock();
+        if sides.held.saturating_add(bytes) > OF_ONE || !self.store.take(bytes) {
+            return false;
+        }
+        sides.held += bytes;
+        true
+    }
+
+    pub(super) fn free(&self, bytes: usize) {
+        let mut sides = self.lock();
+        sides.held = sides.held.saturating_sub(bytes);
+        self.store.0.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Takes the connection of an owner that has ended it, to be ended when the guest wakes.
+    pub(super) fn bury(&self, checkpoint: Checkpoint, by_reset: bool) {
+        self.lock().remains.push((checkpoint, by_reset));
+    }
+
+    /// Makes a connection known. One of a guest that sleeps is kept at once.
+    pub(super) fn admit(&self, make: impl FnOnce(u64, bool) -> Arc<Shared>) -> Arc<Shared> {
+        let shared = {
+            let mut sides = self.lock();
+            let id = sides.next;
+            sides.next += 1;
+            let shared = make(id, self.is_delivering());
+            sides.known.insert(id, Arc::downgrade(&shared));
+            shared
+        };
+        if self.phase() == Phase::Asleep {
+            shared.keep(self);
+            if self.phase() != Phase::Asleep {
+                // Too late for those who put it back: it is ended.
+                shared.lose();
+            }
+        }
+        shared
+    }
+
+    pub(super) fn forget(&self, id: u64) {
+        self.lock().known.remove(&id);
+    }
+
+    fn known(&self) -> Vec<Arc<Shared>> {
+        self.lock().known.values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sides> {
+        self.sides.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.store.0.fetch_sub(self.lock().held, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[tokio::test(start_paused = true)]
+    async fn an_hour_asleep_counts_for_nothing() {
+        let gate = Gate::new(Store::default());
+        let patience = Duration::from_secs(10);
+        let begun = Instant::now();
+        let waiting = tokio::spawn({
+            let gate = Arc::clone(&gate);
+            async move {
+                gate.quiet(patience, || begun).await;
+                Instant::now()
+            }
+        });
+        tokio::time::sleep(patience / 2).await;
+        assert!(gate.hold());
+        gate.keep();
+        tokio::time::sleep(HOUR).await;
+        assert!(!waiting.is_finished());
+        assert_eq!(gate.rouse(), 0);
+        gate.release();
+        let woken = Instant::now();
+        assert_eq!(waiting.await.expect("no panic"), woken + patience);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_while_a_guest_is_held_is_remembered_and_no_longer() {
+        let gate = Gate::new(Store::default());
+        gate.want();
+        gate.hold();
+        assert!(tokio::time::timeout(HOUR, gate.wanted()).await.is_err(), "it was awake");
+        gate.want();
+        gate.keep();
+        gate.wanted().await;
+        gate.rouse();
+        gate.release();
+        gate.hold();
+        assert!(tokio::time::timeout(HOUR, gate.wanted()).await.is_err(), "of another night");
+    }
+
+    #[test]
+    fn a_guest_and_all_guests_have_so_much_room_and_get_it_back() {
+        let store = Store::default();
+        let gates: Vec<_> = (0..OF_ALL / OF_ONE).map(|_| Gate::new(store.clone())).collect();
+        for gate in &gates {
+            assert!(gate.room(OF_ONE) && !gate.room(1));
+        }
+        let another = Gate::new(store);
+        assert!(!another.room(1));
+        gates[0].free(2);
+        assert!(another.room(2) && !another.room(1));
+        drop(gates);
+        assert!(another.room(OF_ONE - 2));
+    }
+}
