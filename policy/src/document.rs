@@ -25,6 +25,9 @@ pub const MAX_PEERS: usize = 10_000;
 pub const MAX_RULES_PER_PEER: usize = 32;
 /// Most rules of one policy over one name: its own, and those of the wildcards above it.
 pub const MAX_RULES_OVER_NAME: usize = 128;
+/// Most that the paths of rules over one name may weigh, in bytes that are compared to judge one
+/// request, where looking for a part along its path stands for 512.
+pub const MAX_PATHS_OVER_NAME: usize = 1 << 14;
 /// Most ports, methods or paths of one rule.
 pub const MAX_CONDITIONS: usize = 32;
 

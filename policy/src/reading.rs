@@ -7,13 +7,13 @@ use std::cell::OnceCell;
 use crate::compile::{Clause, LayerIndex};
 use crate::document::{Ech, Effect, Layer, Protocol};
 use crate::flow::{Evidence, Flow};
-use crate::path::canonical_path;
+use crate::path::{Segments, canonical_path};
 use crate::reason::Code;
 
 /// A flow while it is judged; its path is made canonical at most once.
 pub(crate) struct Case<'a> {
     pub(crate) flow: Flow<'a>,
-    path: OnceCell<Option<String>>,
+    path: OnceCell<Option<Segments>>,
 }
 
 /// What one layer says.
@@ -90,8 +90,8 @@ impl<'a> Case<'a> {
         Self::new(Flow { port, protocol: Protocol::Tcp, ..self.flow })
     }
 
-    fn path(&self, path: &str) -> Option<&str> {
-        self.path.get_or_init(|| canonical_path(path)).as_deref()
+    fn path(&self, path: &str) -> Option<&Segments> {
+        self.path.get_or_init(|| canonical_path(path).map(Segments::of)).as_ref()
     }
 
     fn fit(&self, clause: &Clause) -> Fit {

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 
 use crate::document::{
-    Conditions, Ech, Effect, MAX_CONDITIONS, MAX_PEERS, MAX_RULES_OVER_NAME, MAX_RULES_PER_PEER,
-    Peer, PolicyError, PortRange, Protocol, Rule,
+    Conditions, Ech, Effect, MAX_CONDITIONS, MAX_PATHS_OVER_NAME, MAX_PEERS, MAX_RULES_OVER_NAME,
+    MAX_RULES_PER_PEER, Peer, PolicyError, PortRange, Protocol, Rule,
 };
 use crate::name::Pattern;
+use crate::path::PathGlob;
 
 /// Checks rules one by one, then against one another.
 pub(crate) fn rules(rules: &[Rule]) -> Result<(), PolicyError> {
@@ -110,47 +111,90 @@ fn together(rules: &[Rule]) -> Result<(), PolicyError> {
     Ok(())
 }
 
-/// Every rule over a name, its own and those of wildcards above it, is looked at to judge it: a tenant
-/// may not make that long.
+/// Every rule over a name, its own and those of wildcards above it, is looked at to judge it, and every
+/// path of theirs: a tenant may not make that long.
 fn over_one_name(rules: &[Rule]) -> Result<(), PolicyError> {
-    let (mut itself, mut below) = (HashMap::<&str, usize>::new(), HashMap::<&str, usize>::new());
-    let mut any = 0;
-    for peer in rules.iter().flat_map(|rule| &rule.peers) {
-        match peer {
-            Peer::Name(Pattern::Exact(host)) => *itself.entry(host.as_str()).or_default() += 1,
-            Peer::Name(Pattern::Below(zone)) => *below.entry(zone.as_str()).or_default() += 1,
-            Peer::Name(Pattern::Within(zone)) => {
-                *itself.entry(zone.as_str()).or_default() += 1;
-                *below.entry(zone.as_str()).or_default() += 1;
+    let (mut itself, mut below) = (HashMap::<&str, Load>::new(), HashMap::<&str, Load>::new());
+    let mut any = Load::default();
+    for rule in rules {
+        let one = Load::of(rule);
+        for peer in &rule.peers {
+            match peer {
+                Peer::Name(Pattern::Exact(host)) => {
+                    itself.entry(host.as_str()).or_default().add(one)
+                }
+                Peer::Name(Pattern::Below(zone)) => {
+                    below.entry(zone.as_str()).or_default().add(one)
+                }
+                Peer::Name(Pattern::Within(zone)) => {
+                    itself.entry(zone.as_str()).or_default().add(one);
+                    below.entry(zone.as_str()).or_default().add(one);
+                }
+                Peer::Name(Pattern::AnyPublic) => any.add(one),
+                Peer::Net(_) => {}
             }
-            Peer::Name(Pattern::AnyPublic) => any += 1,
-            Peer::Net(_) => {}
         }
     }
-    let count = |counts: &HashMap<&str, usize>, name| counts.get(name).copied().unwrap_or(0);
+    let load = |loads: &HashMap<&str, Load>, name| loads.get(name).copied().unwrap_or_default();
     for (index, rule) in rules.iter().enumerate() {
         for (at, peer) in rule.peers.iter().enumerate() {
-            let Peer::Name(Pattern::Exact(name) | Pattern::Below(name) | Pattern::Within(name)) =
-                peer
-            else {
-                continue;
-            };
-            let above: usize = name
-                .as_str()
-                .match_indices('.')
-                .filter_map(|(dot, _)| name.as_str().get(dot + 1..))
-                .map(|zone| count(&below, zone))
-                .sum();
-            let own = count(&itself, name.as_str()).max(count(&below, name.as_str()));
-            if any + above + own > MAX_RULES_OVER_NAME {
-                let problem = format!("has more than {MAX_RULES_OVER_NAME} rules over it");
-                let field = format!("rule[{index}].{}[{at}]", key(rule.effect));
-                let fix = "join the rules of the wildcards above it";
-                return Err(PolicyError::new(field, problem, fix).with_value(&peer.to_string()));
+            let mut whole = any;
+            match peer {
+                Peer::Net(_) => continue,
+                Peer::Name(Pattern::AnyPublic) => {}
+                Peer::Name(Pattern::Exact(name) | Pattern::Below(name) | Pattern::Within(name)) => {
+                    let name = name.as_str();
+                    let zones = name.match_indices('.').filter_map(|(dot, _)| name.get(dot + 1..));
+                    zones.for_each(|zone| whole.add(load(&below, zone)));
+                    whole.add(load(&itself, name).max(load(&below, name)));
+                }
             }
+            whole.check().map_err(|(problem, fix)| {
+                let field = format!("rule[{index}].{}[{at}]", key(rule.effect));
+                PolicyError::new(field, problem, fix).with_value(&peer.to_string())
+            })?;
         }
     }
     Ok(())
+}
+
+/// What there is over a name: rules, and what their paths weigh.
+#[derive(Clone, Copy, Default)]
+struct Load {
+    rules: usize,
+    paths: usize,
+}
+
+impl Load {
+    fn of(rule: &Rule) -> Self {
+        Self { rules: 1, paths: rule.conditions.paths.iter().map(PathGlob::weight).sum() }
+    }
+
+    fn add(&mut self, more: Self) {
+        self.rules += more.rules;
+        self.paths += more.paths;
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self { rules: self.rules.max(other.rules), paths: self.paths.max(other.paths) }
+    }
+
+    /// What is too much of it, and what to do.
+    fn check(self) -> Result<(), (String, &'static str)> {
+        let Self { rules, paths } = self;
+        if rules > MAX_RULES_OVER_NAME {
+            let problem = format!("has more than {MAX_RULES_OVER_NAME} rules over it");
+            return Err((problem, "join the rules of the wildcards above it"));
+        }
+        if paths > MAX_PATHS_OVER_NAME {
+            let problem =
+                format!("has paths over it that weigh {paths}, more than {MAX_PATHS_OVER_NAME}");
+            let fix = "write fewer or shorter 'paths': one weighs its bytes, and 512 more for each \
+                       segment between two '**' and where a segment has two '*'";
+            return Err((problem, fix));
+        }
+        Ok(())
+    }
 }
 
 fn overlap(field: String, index: usize, other: usize, peer: &Peer) -> PolicyError {

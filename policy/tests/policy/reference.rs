@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use policy::document::Ech;
+use policy::path::Segments;
 use policy::{
     Effect, Evidence, Flow, Host, Layer, Peer, Policy, PortRange, Protocol, Rule, canonical_path,
 };
@@ -167,7 +168,10 @@ fn fits(rule: &Rule, peer: &Peer, flow: &Flow<'_>) -> Match {
             let method = c.methods.is_empty() || c.methods.iter().any(|m| m == method);
             let path = c.paths.is_empty()
                 || match canonical_path(path) {
-                    Some(path) => c.paths.iter().any(|glob| glob.matches(&path)),
+                    Some(path) => {
+                        let path = Segments::of(path);
+                        c.paths.iter().any(|glob| glob.matches(&path))
+                    }
                     None => deny,
                 };
             if method && path { Match::Yes } else { Match::No }
