@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 
 use policy::judge::Target;
@@ -152,6 +152,12 @@ struct Table {
     shut: bool,
 }
 
+/// Connections of one slot that are still to be judged again.
+#[derive(Debug)]
+pub(crate) struct Again {
+    open: std::vec::IntoIter<Weak<Entry>>,
+}
+
 #[derive(Debug, Default)]
 struct Entry {
     noted: Mutex<Option<Note>>,
@@ -214,29 +220,11 @@ impl Flows {
         Some(Flow { id, rank, entry, flows: Arc::clone(self) })
     }
 
-    /// Judges every connection again that was let through, and cuts those that are denied now; they
-    /// are over when `ending` says so, and so are those that were cut before.
-    pub(crate) fn rejudge(
-        &self,
-        policy: &Compiled,
-        own: &OwnAddresses,
-        ending: &Ending,
-    ) -> Rejudged {
-        let mut done = Rejudged::default();
-        for entry in lock(&self.table).open.values() {
-            if entry.cut.get().is_some() {
-                ending.watch(entry);
-                continue;
-            }
-            let judged = lock(&entry.noted).as_ref().map(|note| Arc::clone(&note.judged));
-            let Some(judged) = judged else { continue };
-            done.checked += 1;
-            if let Err(denial) = judged.again(policy, own) {
-                done.cut += usize::from(entry.cut(Cut::Denied(denial)));
-                ending.watch(entry);
-            }
-        }
-        done
+    /// Those that are registered now, to be judged again one by one. None of them is kept by it, and
+    /// others come and go meanwhile: judging may take long.
+    pub(crate) fn again(&self) -> Again {
+        let open = lock(&self.table).open.values().map(Arc::downgrade).collect::<Vec<_>>();
+        Again { open: open.into_iter() }
     }
 
     /// Takes no more connections and cuts those that are open; says how many.
@@ -255,6 +243,41 @@ impl Flows {
             }
             emptied.await;
         }
+    }
+}
+
+impl Again {
+    /// Judges the next of them, if it was let through, and cuts it if it is denied now; it is over
+    /// when `ending` says so, and so is one that was cut before. None when there is no other.
+    pub(crate) fn next(
+        &mut self,
+        policy: &Compiled,
+        own: &OwnAddresses,
+        ending: &Ending,
+    ) -> Option<Rejudged> {
+        let mut done = Rejudged::default();
+        let Some(entry) = self.open.next()?.upgrade() else { return Some(done) };
+        if entry.cut.get().is_some() {
+            ending.watch(&entry);
+            return Some(done);
+        }
+        let judged = lock(&entry.noted).as_ref().map(|note| Arc::clone(&note.judged));
+        let Some(judged) = judged else { return Some(done) };
+        done.checked = 1;
+        if let Err(denial) = judged.again(policy, own) {
+            done.cut = usize::from(entry.cut(Cut::Denied(denial)));
+            ending.watch(&entry);
+        }
+        Some(done)
+    }
+}
+
+impl Rejudged {
+    /// Adds what judging others did.
+    pub(crate) fn add(&mut self, more: Self) {
+        self.checked += more.checked;
+        self.cut += more.cut;
+        self.closing += more.closing;
     }
 }
 

@@ -45,6 +45,14 @@ fn policy(rules: &str) -> Compiled {
     Compiled::new(&[(Layer::Sandbox, &policy)], Revision(2))
 }
 
+fn rejudged(flows: &Flows, policy: &Compiled, ending: &Ending) -> Rejudged {
+    let (mut again, mut done) = (flows.again(), Rejudged::default());
+    while let Some(one) = again.next(policy, &OwnAddresses::default(), ending) {
+        done.add(one);
+    }
+    done
+}
+
 #[test]
 fn only_connections_that_were_let_through_are_judged_again() {
     let flows = Flows::new(8, Meter::new());
@@ -52,7 +60,7 @@ fn only_connections_that_were_let_through_are_judged_again() {
     let open = flows.register().expect("room");
     open.note(&judged("api.example.com"));
     let ending = Ending::new();
-    let done = flows.rejudge(&Compiled::default(), &OwnAddresses::default(), &ending);
+    let done = rejudged(&flows, &Compiled::default(), &ending);
     assert_eq!((done.checked, done.cut), (1, 1));
     assert!(matches!(open.was_cut(), Some(Cut::Denied(_))));
     assert!(sniffing.was_cut().is_none());
@@ -68,9 +76,30 @@ fn a_dial_is_cut_when_one_of_the_addresses_that_it_tries_is_denied() {
     dialling.candidates = [5, 9].map(|n| SocketAddr::from(([93, 184, 216, n], 443))).to_vec();
     flow.note(&Arc::new(dialling));
     for (rules, cut) in [(allow, 0), (&deny, 1)] {
-        let done = flows.rejudge(&policy(rules), &OwnAddresses::default(), &Ending::new());
+        let done = rejudged(&flows, &policy(rules), &Ending::new());
         assert_eq!(done.cut, cut, "{rules}");
     }
+}
+
+#[test]
+fn connections_come_and_go_while_others_are_judged_again() {
+    let flows = Flows::new(8, Meter::new());
+    let [first, second] = [(); 2].map(|()| {
+        let flow = flows.register().expect("room");
+        flow.note(&judged("api.example.com"));
+        flow
+    });
+    let (mut again, own, ending) = (flows.again(), OwnAddresses::default(), Ending::new());
+    let mut next = || again.next(&Compiled::default(), &own, &ending);
+    assert_eq!(next().expect("one").cut, 1);
+    let open =
+        [first, second].into_iter().find(|flow| flow.was_cut().is_none()).expect("the other");
+    drop(open);
+    let later = flows.register().expect("room");
+    later.note(&judged("api.example.com"));
+    assert_eq!(next().expect("the other").checked, 0, "it has ended meanwhile");
+    assert!(next().is_none(), "one that came later was judged by what is in force then");
+    assert!(later.was_cut().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -84,7 +113,7 @@ async fn a_cut_is_over_when_nobody_holds_the_connection() {
     let held = Arc::clone(&flow);
     let write = |cut| {
         let ending = Ending::new();
-        let done = flows.rejudge(&Compiled::default(), &OwnAddresses::default(), &ending);
+        let done = rejudged(&flows, &Compiled::default(), &ending);
         assert_eq!((done.checked, done.cut), (cut, cut), "one that rests is judged, too");
         ending
     };
