@@ -51,8 +51,6 @@ pub(crate) enum Basis {
     Upgrade { authority: Host },
     /// The names this sandbox was told for the address.
     Pinned(Vec<Host>),
-    /// No name.
-    Address,
     /// Datagrams, and the names this sandbox was told for the address: only address rules let them
     /// through, and a name that is denied keeps them in.
     Datagrams(Vec<Host>),
@@ -64,7 +62,7 @@ impl Basis {
         match self {
             Self::Tls { .. } => "tls",
             Self::Request { .. } | Self::Upgrade { .. } => "http",
-            Self::Pinned(_) | Self::Address => "tcp",
+            Self::Pinned(_) => "tcp",
             Self::Datagrams(_) => "udp",
         }
     }
@@ -85,7 +83,6 @@ impl Basis {
                 }
                 Self::Upgrade { authority } => Evidence::Upgrade(authority),
                 Self::Pinned(names) | Self::Datagrams(names) => Evidence::Pinned(names),
-                Self::Address => Evidence::Address,
             },
         })
     }

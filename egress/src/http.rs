@@ -32,7 +32,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
 use crate::account::Account;
-use crate::flows::{Cut, Flow};
+use crate::flows::{Basis, Cut, Flow};
 use crate::framing::MAX_HEAD;
 use crate::guest::{Guest, Passed};
 use crate::http::head::{Claim, Fault};
@@ -294,13 +294,13 @@ impl Visit {
         let revision = self.guest.policy.load().revision();
         let fault = |fault| Refused::fault(revision, fault);
         let claim = Claim::read(&head, self.destination).map_err(fault)?;
-        let basis = claim.basis(&head.method);
+        let told = || self.guest.told(self.destination.ip());
         // From here on the connection is judged by this request, and not by the one before it.
         self.relay.settle(self.guest.limits.half_closed).await;
-        let mut passed = self.guest.judge(&self.flow, basis, self.destination)?;
+        let mut passed = self.judge(&claim, claim.basis(&head.method, told))?;
         let handshake = Handshake::of(&head);
         if handshake.is_some() {
-            passed = self.guest.judge(&self.flow, claim.upgrade(), self.destination)?;
+            passed = self.judge(&claim, claim.upgrade(told))?;
         }
         let mut far = match self.relay.take(&passed).await {
             Some(far) => far,
@@ -352,6 +352,17 @@ impl Visit {
         // Set once: there is one answer to an exchange.
         let _ = ending.status.set(head.status);
         Ok(Response::from_parts(head, Relayed::new(body, &ending)))
+    }
+
+    fn judge(&self, claim: &Claim, basis: Basis) -> Result<Passed, Refusal> {
+        self.guest.judge(&self.flow, basis, self.destination).map_err(|mut refusal| {
+            // The names told for an address are none that the request says.
+            let unsaid = matches!(refusal.code(), Code::NoRule | Code::Undecidable);
+            if unsaid && matches!(claim.host, AuthorityHost::Address(_)) {
+                refusal.denial.code = Code::NoName;
+            }
+            refusal
+        })
     }
 
     async fn dial(&self, passed: &mut Passed) -> Result<Far, Refusal> {

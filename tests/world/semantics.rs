@@ -181,6 +181,34 @@ fn a_denied_network_beats_a_rule_for_every_name() {
     guest.reaches(&other);
 }
 
+/// Attacks F06, P57. A request to an address is judged by the names that were told for it, as bytes
+/// without a name are: that its network is allowed does not open what a rule denies by name.
+#[test]
+fn a_request_to_the_address_of_a_denied_name_is_refused_where_its_network_is_allowed() {
+    let world = World::shared();
+    let (denied, other) = (world.site("denied"), world.site("other"));
+    let guest = world.guest(&allow(&[&denied, &other]));
+    guest.reaches(&denied);
+    guest.reaches(&other);
+    let before = world.origin.connections(denied.ip).len();
+    let rules = format!(
+        "[[rule]]\nallow = [\"{}\", \"{}\"]\n[[rule]]\ndeny = [{:?}]\n",
+        denied.ip, other.ip, denied.name
+    );
+    assert_eq!(guest.set_policy(&rules).status, 200);
+    let ask = |site: &Site| {
+        let request = format!("GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", site.ip);
+        guest.run(|| client::exchange(site.at(80), &[request.as_bytes()], PATIENT)).text()
+    };
+    let refused = ask(&denied);
+    assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
+    assert!(refused.contains("postern-deny: rule"), "{refused}");
+    assert_eq!(world.origin.connections(denied.ip).len(), before, "nothing of it leaves");
+    guest.event(&[("kind", "request"), ("outcome", "deny"), ("code", "rule")]);
+    let passed = ask(&other);
+    assert!(passed.starts_with("HTTP/1.1 200"), "the control: {passed}");
+}
+
 /// Attack F04. Every cloud's metadata service, by address and by a name that leads to it, even where a
 /// rule allows every name and every address.
 #[test]

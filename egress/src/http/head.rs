@@ -13,7 +13,7 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version};
 use policy::name::{Authority, AuthorityHost};
-use policy::{Code, canonical_path};
+use policy::{Code, Host, canonical_path};
 
 use crate::flows::Basis;
 use crate::refuse;
@@ -95,23 +95,24 @@ impl Claim {
         Ok(Self { host: authority.host, path })
     }
 
-    /// What it is judged by.
-    pub(super) fn basis(&self, method: &Method) -> Basis {
+    /// What it is judged by. For an address that is what bytes without a name are judged by: the names
+    /// that the sandbox was `told` for it.
+    pub(super) fn basis(&self, method: &Method, told: impl FnOnce() -> Vec<Host>) -> Basis {
         match &self.host {
             AuthorityHost::Name(name) => Basis::Request {
                 authority: name.clone(),
                 method: method.as_str().to_owned(),
                 path: self.path.clone(),
             },
-            AuthorityHost::Address(_) => Basis::Address,
+            AuthorityHost::Address(_) => Basis::Pinned(told()),
         }
     }
 
     /// What it is judged by once more when it asks for another protocol.
-    pub(super) fn upgrade(&self) -> Basis {
+    pub(super) fn upgrade(&self, told: impl FnOnce() -> Vec<Host>) -> Basis {
         match &self.host {
             AuthorityHost::Name(name) => Basis::Upgrade { authority: name.clone() },
-            AuthorityHost::Address(_) => Basis::Address,
+            AuthorityHost::Address(_) => Basis::Pinned(told()),
         }
     }
 
@@ -276,9 +277,9 @@ mod tests {
     fn a_request_has_exactly_one_authority() {
         let claim = read("/a", &[("host", "API.example.com:80")]).expect("a claim");
         assert_eq!(
-            claim.basis(&Method::GET),
+            claim.basis(&Method::GET, Vec::new),
             Basis::Request {
-                authority: policy::Host::parse("api.example.com").expect("a name"),
+                authority: Host::parse("api.example.com").expect("a name"),
                 method: "GET".to_owned(),
                 path: "/a".to_owned(),
             }
@@ -310,7 +311,9 @@ mod tests {
         assert_eq!(read("/", &[("host", "a.example:8080")]), Err(Code::NameMismatch));
         assert_eq!(read("/", &[("host", "203.0.113.6")]), Err(Code::NameMismatch));
         let claim = read("/", &[("host", "203.0.113.5")]).expect("a claim");
-        assert_eq!(claim.basis(&Method::GET), Basis::Address);
+        let told = || vec![Host::parse("a.example").expect("a name")];
+        assert_eq!(claim.basis(&Method::GET, told), Basis::Pinned(told()));
+        assert_eq!(claim.upgrade(told), Basis::Pinned(told()));
     }
 
     #[test]
