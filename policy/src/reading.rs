@@ -7,13 +7,13 @@ use std::cell::OnceCell;
 use crate::compile::{Clause, LayerIndex};
 use crate::document::{Ech, Effect, Layer, Protocol};
 use crate::flow::{Evidence, Flow};
-use crate::path::{Segments, canonical_path};
+use crate::path::RequestPath;
 use crate::reason::Code;
 
-/// A flow while it is judged; its path is made canonical at most once.
+/// A flow while it is judged; its path is read at most once.
 pub(crate) struct Case<'a> {
     pub(crate) flow: Flow<'a>,
-    path: OnceCell<Option<Segments>>,
+    path: OnceCell<Option<RequestPath>>,
 }
 
 /// What one layer says.
@@ -90,8 +90,8 @@ impl<'a> Case<'a> {
         Self::new(Flow { port, protocol: Protocol::Tcp, ..self.flow })
     }
 
-    fn path(&self, path: &str) -> Option<&Segments> {
-        self.path.get_or_init(|| canonical_path(path).map(Segments::of)).as_ref()
+    fn path(&self, path: &str) -> Option<&RequestPath> {
+        self.path.get_or_init(|| RequestPath::read(path)).as_ref()
     }
 
     fn fit(&self, clause: &Clause) -> Fit {
@@ -141,8 +141,9 @@ impl<'a> Case<'a> {
             return Fit::Whole;
         }
         match (self.path(path), clause.effect) {
-            (Some(path), _) if conditions.paths.iter().any(|glob| glob.matches(path)) => Fit::Whole,
+            (Some(path), Effect::Allow) if path.is_named(&conditions.paths) => Fit::Whole,
             // A path that servers may read differently may be the one that is denied.
+            (Some(path), Effect::Deny) if path.may_be_named(&conditions.paths) => Fit::Whole,
             (None, Effect::Deny) => Fit::Whole,
             _ => Fit::Lacks(Code::Path),
         }

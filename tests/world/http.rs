@@ -183,3 +183,35 @@ fn a_rule_with_methods_and_paths_is_kept_request_by_request() {
         world.requests(&api.name).into_iter().map(|r| r.method + " " + &r.target).collect();
     assert_eq!(seen, ["GET /v1/models"]);
 }
+
+/// Attack E20. Servers that know path parameters read `/admin;x` as `/admin`: a rule that denies that
+/// keeps it in, however it is written.
+#[test]
+fn parameters_of_a_path_do_not_pass_a_rule_that_denies_the_path() {
+    let world = World::shared();
+    let api = world.site("api");
+    let rules = format!(
+        "[[rule]]\nallow = [{0:?}]\nports = [80]\n\
+         [[rule]]\ndeny = [{0:?}]\npaths = [\"/admin\", \"/admin/**\"]\n",
+        api.name
+    );
+    let guest = world.guest(&rules);
+    let ask = |path: &str| {
+        let host = format!("Host: {}\r\n", api.name);
+        let request = format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
+        statuses(&say(&guest, &api, &request))
+    };
+    for path in ["/admin", "/admin;", "/admin;x", "/admin;x/secret", "/;/admin", "/admin%3bx/a"] {
+        assert_eq!(ask(path), [403], "{path}");
+    }
+    assert!(world.requests(&api.name).is_empty());
+    for path in ["/administrator", "/a;x/admin", "/a;admin"] {
+        assert_eq!(ask(path), [200], "the control: {path}");
+    }
+    guest.event(&[
+        ("kind", "request"),
+        ("outcome", "deny"),
+        ("code", "rule"),
+        ("path", "/admin;x"),
+    ]);
+}

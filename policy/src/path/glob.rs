@@ -70,7 +70,7 @@ impl PathGlob {
         match canonical_path(text) {
             Some(canonical) if canonical == text => Ok(Self(text.into())),
             Some(canonical) => Err(format!("write its canonical form, \"{}\"", shown(&canonical))),
-            None => Err("use a path without query, '//', '\\' or escaped slashes".into()),
+            None => Err("use a path without query, '//', '/;', '\\' or escaped slashes".into()),
         }
     }
 

@@ -32,7 +32,7 @@ const ADDRESSES: &[&str] = &[
     "127.0.0.1",
 ];
 const PORTS: &[&str] = &["443", "80", "5432", "8000-8100", "1-65535", "1-442"];
-const PATHS: &[&str] = &["/", "/v1/**", "/v1/*", "/a"];
+const PATHS: &[&str] = &["/", "/v1/**", "/v1/*", "/a", "/a;*", "/*/a"];
 
 /// A flow that owns its parts.
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ fn flows() -> impl Strategy<Value = Owned> {
         proptest::collection::vec(host, 1..3),
         any::<bool>(),
         select(vec!["GET", "POST", "get"]),
-        select(vec!["/", "/v1/a", "/v1/a/b", "/%76%31/a", "/a//b", "/x/../a"]),
+        select(vec!["/", "/v1/a", "/v1/a/b", "/%76%31/a", "/a//b", "/x/../a", "/a;x", "/v1;x/a"]),
     )
         .prop_map(|(kind, protocol, port, destination, hosts, ech, method, path)| Owned {
             kind,

@@ -31,6 +31,8 @@ fn spellings_of_one_path_have_one_form() {
         ("/a%c3%a9%20x", "/a%C3%A9%20x"),
         ("/a%252fb", "/a%252fb"),
         ("/a;v=1/b", "/a;v=1/b"),
+        ("/a%3bv=1/b", "/a%3Bv=1/b"),
+        ("/;jsessionid=1", "/;jsessionid=1"),
         ("/...", "/..."),
     ] {
         assert_eq!(canonical_path(path).as_deref(), Some(canonical), "{path}");
@@ -38,7 +40,8 @@ fn spellings_of_one_path_have_one_form() {
     for path in [
         "", "a", "*", "http://x/", "//", "//a", "/a//b", "/a//", "/a/%2fb", "/a%2Fb", "/a\\b",
         "/a%5cb", "/a%00", "/a\0", "/a%0d%0a", "/a\r\n", "/a b", "/a%", "/a%4", "/a%4g", "/é",
-        "/a?b", "/a#b", "/a/..;/b", "/a/.;x/b", "/%2e%2e;x", "/a%7f", "/a\u{7f}",
+        "/a?b", "/a#b", "/a/..;/b", "/a/.;x/b", "/%2e%2e;x", "/a%7f", "/a\u{7f}", "/..%3bx/b", "/;/a",
+        "/a/;x/b", "/%3b/a", "/a;b/c%3bd",
     ] {
         assert_eq!(canonical_path(path), None, "{path:?}");
     }
@@ -76,6 +79,39 @@ fn a_star_stays_within_a_segment_and_two_cross() {
     }
     for bad in ["", "v1", "/a**", "/**a/b", "/a//b", "/a/../b", "/%61", "/a?x", "/a\\b", "/é"] {
         assert!(PathGlob::parse(bad).is_err(), "{bad}");
+    }
+}
+
+/// Servers that know parameters read a path without them, others with them: a path is denied if one
+/// reading is, and allowed if both are.
+#[test]
+#[rustfmt::skip]
+fn parameters_neither_pass_a_deny_rule_nor_leave_what_is_allowed() {
+    let host = Host::parse("a.example").expect("host");
+    let passes = |rules: &str, path: &str| {
+        let policy = Policy::from_toml(rules).expect("policy");
+        let policy = Compiled::new(&[(Layer::Sandbox, &policy)], Revision(1));
+        let evidence = Evidence::Request { authority: &host, method: "GET", path };
+        let flow = Flow { protocol: Protocol::Tcp, port: 80, destination: None, evidence };
+        matches!(policy.judge(&flow), Verdict::Pass(_))
+    };
+    let deny = "default = \"allow\"\n[[rule]]\ndeny = [\"a.example\"]\npaths = [\"/admin\", \"/admin/**\"]\n";
+    let allow = "[[rule]]\nallow = [\"a.example\"]\npaths = [\"/public/*\", \"/a;*\", \"/b*\"]\n";
+    for path in [
+        "/admin", "/admin;", "/admin;x", "/admin;x/secret", "/admin;x=1;y=2", "/;/admin", "/;x/admin",
+        "/admin%3b", "/admin%3Bx/secret", "/admin/;x", "/admin/secret;x", "/./admin;x", "/%61dmin;x",
+        "/a/..%3b/admin", "/admin;x/a%3By",
+    ] {
+        assert!(!passes(deny, path), "{path}");
+    }
+    for path in ["/", "/admins", "/administrator;x", "/a;/admin", "/a;admin", "/;admin", "/Admin"] {
+        assert!(passes(deny, path), "{path}");
+    }
+    for path in ["/public/a", "/public/a;x", "/public/;x", "/public/a%3bx", "/b;x"] {
+        assert!(passes(allow, path), "{path}");
+    }
+    for path in ["/public;x/a", "/a;x", "/public/a;x/b", "/public;/;x", "/;x/public/a", "/public/a;x%3b"] {
+        assert!(!passes(allow, path), "{path}");
     }
 }
 

@@ -169,8 +169,15 @@ fn fits(rule: &Rule, peer: &Peer, flow: &Flow<'_>) -> Match {
             let path = c.paths.is_empty()
                 || match canonical_path(path) {
                     Some(path) => {
-                        let path = Segments::of(path);
-                        c.paths.iter().any(|glob| glob.matches(&path))
+                        let bare: Vec<_> = path
+                            .split('/')
+                            .map(|part| part.split(';').next().unwrap_or(""))
+                            .collect();
+                        let [written, bare] = [path.clone(), bare.join("/")].map(|path| {
+                            let path = Segments::of(path);
+                            c.paths.iter().any(|glob| glob.matches(&path))
+                        });
+                        if deny { written || bare } else { written && bare }
                     }
                     None => deny,
                 };
