@@ -77,7 +77,7 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
         return refuse::reset(stream);
     };
     buffers::bound(&stream, flow.rank());
-    let mut stream = GuestSide::new(stream, &guest.gate);
+    let mut stream = GuestSide::new(stream, &guest.gate, flow.id());
     if destination.port() == questions::PORT {
         return Box::pin(converse(&guest, &flow, stream, destination)).await;
     }

@@ -6,6 +6,7 @@
 //! far side is kept as a mark, because no option gives it to a new socket. Never sends while it takes.
 
 mod option;
+mod remains;
 
 use std::io;
 use std::net::{Shutdown, SocketAddrV4, TcpStream};
@@ -19,6 +20,7 @@ use socket2::{Protocol, SockFilter, SockRef, Socket, Type};
 
 use crate::facing;
 use crate::repair::option::*;
+pub use crate::repair::remains::Remains;
 use crate::room;
 
 /// What any connection may hold each way, in bytes: as much as the guests' world lets a socket grow, and

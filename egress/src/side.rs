@@ -40,9 +40,9 @@ pub struct GuestSide {
 pub(crate) struct Watcher(Arc<Shared>);
 
 impl GuestSide {
-    /// A connection of the guest behind this gate.
-    pub(crate) fn new(stream: TcpStream, gate: &Arc<Gate>) -> Self {
-        let shared = gate.admit(|id, delivering| {
+    /// A connection of the guest behind this gate, by the number of its audit records.
+    pub(crate) fn new(stream: TcpStream, gate: &Arc<Gate>, id: u64) -> Self {
+        let shared = gate.admit(id, |delivering| {
             Arc::new(Shared::new(id, Arc::clone(gate), State::new(stream, delivering)))
         });
         Self { shared }
@@ -239,7 +239,7 @@ pub(crate) fn send(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
 /// A connection of no slot, whose far side never sleeps.
 impl From<TcpStream> for GuestSide {
     fn from(stream: TcpStream) -> Self {
-        Self::new(stream, &Gate::new(Store::default()))
+        Self::new(stream, &Gate::new(Store::default()), 0)
     }
 }
 

@@ -33,7 +33,7 @@ impl GuestStream {
         // Fails only on a socket that is already dead, which its first use then reports.
         let _ = stream.set_nodelay(true);
         let cut = [Box::pin(flow.signal()), Box::pin(flow.signal())];
-        Self { stream: GuestSide::new(stream, gate), cut, flow }
+        Self { stream: GuestSide::new(stream, gate, flow.id()), cut, flow }
     }
 
     /// The error once it is cut; until then the task of this direction is woken by that too.

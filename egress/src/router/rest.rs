@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use policy::Slot;
+use policy::audit::{AuditRecord, Kind, Outcome};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use crate::error::Error;
 use crate::guest::Guest;
 use crate::link;
+use crate::repair::Remains;
 use crate::router::{Router, Shared};
 use crate::sever::{ENDING, UNSAID, count, sever};
 
@@ -86,6 +88,34 @@ impl Router {
             Ok(Held { kept, ended })
         });
         done.await.map_err(|_| Error::Interrupted(slot))?
+    }
+
+    /// What is left of the connections of the guest in this slot that are kept, for a journal: should this
+    /// daemon end while the guest sleeps, its far sides end with it, and the guest has yet to hear it.
+    ///
+    /// # Errors
+    /// [`Error::Vacant`] when nothing is attached to the slot.
+    pub fn remains(&self, slot: Slot) -> Result<Vec<Remains>, Error> {
+        Ok(self.shared.guest_in(slot)?.gate.remains())
+    }
+
+    /// Takes what an earlier daemon left of the connections of the guest in this slot: each is recorded
+    /// as ended, and reset by [`Router::rebuild`]. To be called after a `checkpoint`, which says that
+    /// the guest sleeps, and once.
+    ///
+    /// # Errors
+    /// [`Error::Vacant`] when nothing is attached to the slot.
+    pub fn bury(&self, slot: Slot, remains: Vec<Remains>) -> Result<(), Error> {
+        let guest = self.shared.guest_in(slot)?;
+        for one in remains {
+            let mut record =
+                AuditRecord::new(fault::wall_clock(), Kind::Connection, Outcome::Closed);
+            record.flow = Some(one.flow);
+            record.detail = Some("it ended with the daemon, while the sandbox slept".to_owned());
+            guest.trail.record(record.about(&guest.subject));
+            guest.gate.bury(one.into(), true);
+        }
+        Ok(())
     }
 
     /// Puts the connections of the guest in this slot back on sockets. Its tap is open, and it does not

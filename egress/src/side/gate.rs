@@ -13,7 +13,7 @@ use policy::Slot;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::repair::{self, Checkpoint};
+use crate::repair::{self, Checkpoint, Remains};
 use crate::side::state::Shared;
 
 /// What the connections of one sleeping guest may hold of its bytes, and those of all.
@@ -48,7 +48,6 @@ pub(crate) struct Gate {
 
 #[derive(Debug, Default)]
 struct Sides {
-    next: u64,
     known: HashMap<u64, Weak<Shared>>,
     /// Connections whose owner has ended them while the guest slept, and whether by a reset.
     remains: Vec<(Checkpoint, bool)>,
@@ -263,18 +262,21 @@ impl Gate {
         self.store.0.fetch_sub(bytes, Relaxed);
     }
 
+    /// What is left of every connection that is kept, without its bytes.
+    pub(crate) fn remains(&self) -> Vec<Remains> {
+        self.known().iter().filter_map(|side| side.remains()).collect()
+    }
+
     /// Takes the connection of an owner that has ended it, to be ended when the guest wakes.
-    pub(super) fn bury(&self, checkpoint: Checkpoint, by_reset: bool) {
+    pub(crate) fn bury(&self, checkpoint: Checkpoint, by_reset: bool) {
         self.lock().remains.push((checkpoint, by_reset));
     }
 
     /// Makes a connection known. One of a guest that sleeps is kept at once.
-    pub(super) fn admit(&self, make: impl FnOnce(u64, bool) -> Arc<Shared>) -> Arc<Shared> {
+    pub(super) fn admit(&self, id: u64, make: impl FnOnce(bool) -> Arc<Shared>) -> Arc<Shared> {
         let shared = {
             let mut sides = self.lock();
-            let id = sides.next;
-            sides.next += 1;
-            let shared = make(id, self.is_delivering());
+            let shared = make(self.is_delivering());
             sides.known.insert(id, Arc::downgrade(&shared));
             shared
         };

@@ -12,7 +12,7 @@ use socket2::SockRef;
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
 
-use crate::repair::{self, Checkpoint};
+use crate::repair::{self, Checkpoint, Remains};
 use crate::side::Gate;
 
 /// What those who use a connection share with those who take its socket away.
@@ -78,6 +78,13 @@ impl Shared {
         match &self.lock().held {
             Held::Open(stream) => repair::is_settled(stream),
             _ => true,
+        }
+    }
+
+    pub(super) fn remains(&self) -> Option<Remains> {
+        match &self.lock().held {
+            Held::Kept(checkpoint) => Some(Remains::of(checkpoint, self.id)),
+            _ => None,
         }
     }
 
