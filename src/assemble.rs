@@ -16,6 +16,7 @@ use crate::api::{self, Api};
 use crate::auditlog::AuditLog;
 use crate::config::{self, Config};
 use crate::error::Error;
+use crate::host::Routes;
 use crate::{doctor, host, telemetry};
 
 /// How long sandboxes that are being made or removed may take to get there at the end.
@@ -62,7 +63,9 @@ async fn guarded(
         source,
     })?;
     let resolver = dns::Resolver::new(config.resolver()).map_err(|e| Error::Resolver(e.into()))?;
-    let own = OwnAddresses::new(host::addresses().map_err(Error::Addresses)?);
+    let own = OwnAddresses::default();
+    let routes = Routes::open().map_err(Error::Addresses)?;
+    look(&own, &routes.handle()).await.map_err(Error::Addresses)?;
     let sources = match config.egress.addresses.as_slice() {
         [] => host::sources(),
         chosen => chosen.to_vec(),
@@ -86,7 +89,7 @@ async fn guarded(
         sandboxes = keeper.list(None).len(),
         "serving"
     );
-    let refreshing = tokio::spawn(refresh(own));
+    let refreshing = tokio::spawn(refresh(own, routes));
     let ended = stop.clone();
     tokio::join!(api::serve(listeners, api.routes(), config.api.connections, stop), async move {
         asked.await;
@@ -114,15 +117,27 @@ fn raise_descriptors() {
     }
 }
 
-async fn refresh(own: OwnAddresses) {
+/// Reads what is this host's, as soon as the kernel says that it changed and now and then besides.
+async fn refresh(own: OwnAddresses, mut routes: Routes) {
+    let handle = routes.handle();
     let mut tick = tokio::time::interval(ADDRESSES);
     loop {
-        tick.tick().await;
-        match host::addresses() {
-            Ok(addresses) => own.replace(addresses),
-            Err(error) => tracing::warn!(%error, "this host's addresses could not be read"),
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = routes.changed() => {}
+        }
+        // What is told from here on is not in what is read, or not all of it.
+        routes.forget();
+        if let Err(error) = look(&own, &handle).await {
+            tracing::warn!(%error, "this host's addresses could not be read");
         }
     }
+}
+
+async fn look(own: &OwnAddresses, handle: &rtnetlink::Handle) -> std::io::Result<()> {
+    let networks = host::networks(handle).await?;
+    own.replace_all(host::addresses()?, networks);
+    Ok(())
 }
 
 /// Registered before anything is made, so that a signal at any time leads to an orderly end.

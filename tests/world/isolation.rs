@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use policy::net::GATEWAY_IP;
 use world::client::{self, End, PATIENT};
+use world::poll::eventually;
 use world::wire::Wire;
 use world::world::{EGRESS, HOST, HOST_SERVICE};
 use world::{Site, World, allow};
@@ -60,6 +61,42 @@ fn a_guest_reaches_no_service_of_the_host() {
     // The control: the same port and way, to an address that is not the host's.
     let got = by_name("http", &world.site("fair"));
     assert_eq!(got.status, 200, "{} {}", got.text(), got.stderr);
+}
+
+/// Promise 10. Attack B05. Nor at an address that only a route says is the host's, nor at one that it got
+/// a moment ago.
+#[test]
+fn a_guest_reaches_no_service_of_the_host_at_an_address_that_no_interface_has() {
+    let world = World::new();
+    let (routed, added) = (Ipv4Addr::new(45, 99, 0, 7), Ipv4Addr::new(45, 98, 0, 7));
+    let (by_route, by_address) = (world.site("routed"), world.site("added"));
+    world.names.set(&by_route.name, &[routed.into()]);
+    world.names.set(&by_address.name, &[added.into()]);
+    let names = [&by_route.name, &by_address.name].map(|name| format!("\"{name}\"")).join(", ");
+    let rule = format!("[[rule]]\nallow = [{names}, \"45.0.0.0/8\"]\nports = [{HOST_SERVICE}]\n");
+    let guest = world.guest(&rule);
+    let ask = |address: Ipv4Addr| {
+        let url = format!("http://{address}:{HOST_SERVICE}/");
+        let got = guest.curl(&["--http0.9", "-m", "3", &url]);
+        (got.status, got.text().contains("private-address"))
+    };
+    // The control: until they are the host's, they are somebody's on the internet.
+    for address in [routed, added] {
+        assert!(!ask(address).1, "{address}");
+    }
+    world.host.ip("route add local 45.99.0.0/24 dev lo");
+    world.host.ip("address add 45.98.0.7/32 dev lo");
+    // Well before the next look by the clock could be told from it.
+    eventually("they are the host's", Duration::from_secs(2), || {
+        [routed, added].into_iter().all(|address| ask(address) == (403, true)).then_some(())
+    });
+    for site in [&by_route, &by_address] {
+        let url = format!("http://{}:{HOST_SERVICE}/", site.name);
+        let resolve = format!("{}:{HOST_SERVICE}:{}", site.name, site.ip);
+        let got = guest.curl(&["--resolve", &resolve, "--http0.9", "-m", "3", &url]);
+        assert_eq!(got.status, 403, "{url} {}", got.text());
+        assert!(got.text().contains("private-address"), "{url} {}", got.text());
+    }
 }
 
 /// Promise 10. Attacks B04, B11. The router's own port is no service: a connection to it does not loop.
