@@ -12,13 +12,15 @@ use std::time::Duration;
 use dns::{Asker, Family};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 use policy::judge::Target;
 use policy::{Code, Compiled, Dialable, Host, OwnAddresses, Permit, Protocol, Revision, Slot};
-use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+use socket2::{Domain, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{sleep, timeout};
 
+use crate::attempts::{Attempt, Attempts};
 use crate::buffers;
 use crate::limits::Limits;
 use crate::ports::{Port, Ports};
@@ -129,15 +131,25 @@ impl Dialer {
     }
 
     /// Opens a connection to the first of these that answers, for the `rank`-th one of the guest.
-    /// `revision` is that of their permit.
+    /// `revision` is that of their permit. What is left in `attempts` sent a packet and came to nothing,
+    /// beside the one that a refusal speaks of.
     pub(crate) async fn dial(
         &self,
         candidates: Vec<Dialable>,
         revision: Revision,
         rank: usize,
+        attempts: &Attempts,
     ) -> Result<Dialed, Refusal> {
-        let dialed = race(candidates, |one| self.connect(one, rank)).await;
-        dialed.map_err(|error| Refusal::because(failure(&error), revision).detailed(error))
+        match race(candidates, |one| self.connect(one, rank, attempts)).await {
+            Ok(dialed) => {
+                attempts.won(dialed.egress);
+                Ok(dialed)
+            }
+            Err(error) => {
+                let refusal = Refusal::because(failure(&error), revision).detailed(error);
+                Err(refusal.after(attempts.last()))
+            }
+        }
     }
 
     /// Opens the way for datagrams that a permit is for; only permits for addresses are. Nothing is
@@ -220,36 +232,47 @@ impl Dialer {
         }
     }
 
-    async fn connect(&self, to: Dialable, rank: usize) -> io::Result<Dialed> {
+    async fn connect(&self, to: Dialable, rank: usize, attempts: &Attempts) -> io::Result<Dialed> {
         let to = to.address();
         let from = self.source(to).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let mut port = self.ports.take(self.slot, from, Some(to))?;
-        let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), None)?;
         room::check(&socket)?;
         // The port is chosen at connect, when the far side is known, so that 28,000 ports are
         // 28,000 connections to each far side and not in all. An address we do not have is an error
         // here already: no free bind, no transparency.
         setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
-        socket.bind(SocketAddr::new(from, 0))?;
-        socket.set_nodelay(true)?;
+        socket.bind(&SocketAddr::new(from, 0).into())?;
+        socket.set_tcp_nodelay(true)?;
         // Before the handshake, which says how far the window can grow (RFC 7323, section 2).
         buffers::bound(&socket, rank);
         let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
-        SockRef::from(&socket).set_tcp_keepalive(&probes)?;
-        SockRef::from(&socket).set_tcp_user_timeout(Some(self.user_timeout))?;
-        let stream = timeout(self.patience, socket.connect(to))
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(|error| match error.kind() {
-                // The address is ours, or `bind` had said so: what is missing is a port.
-                io::ErrorKind::AddrNotAvailable => io::Error::new(
-                    io::ErrorKind::AddrInUse,
-                    "every port of the egress address is taken towards this destination",
-                ),
-                _ => error,
-            })?;
+        socket.set_tcp_keepalive(&probes)?;
+        socket.set_tcp_user_timeout(Some(self.user_timeout))?;
+        match socket.connect(&to.into()) {
+            Err(error) if error.raw_os_error() != Some(Errno::EINPROGRESS as i32) => {
+                return Err(match error.kind() {
+                    // The address is ours, or `bind` had said so: what is missing is a port.
+                    io::ErrorKind::AddrNotAvailable => io::Error::new(
+                        io::ErrorKind::AddrInUse,
+                        "every port of the egress address is taken towards this destination",
+                    ),
+                    _ => error,
+                });
+            }
+            // Its first packet is on its way, from a port that is known now.
+            _ => {}
+        }
+        let stream = TcpStream::from_std(socket.into())?;
         let egress = stream.local_addr()?;
+        attempts.add(Attempt { egress, remote: to });
         port.known(egress);
+        timeout(self.patience, stream.writable())
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
         Ok(Dialed { stream, remote: to, egress, port })
     }
 }

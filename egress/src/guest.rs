@@ -10,6 +10,7 @@ use dns::Pins;
 use policy::audit::{AuditRecord, Kind, Outcome};
 use policy::{Compiled, Host, OwnAddresses, Permit, PolicyHandle, Subject, Trail, Verdict};
 
+use crate::attempts::Told;
 use crate::dial::{Dialed, Dialer};
 use crate::flows::{Basis, Flow, Flows, Judged};
 use crate::limits::Limits;
@@ -77,7 +78,9 @@ impl Guest {
         Arc::make_mut(&mut passed.judged).candidates =
             candidates.iter().map(|one| one.address()).collect();
         self.note(flow, passed)?;
-        self.dialer.dial(candidates, passed.permit.revision(), flow.rank()).await
+        let revision = passed.permit.revision();
+        let told = Told::new(self, flow, &passed.judged, revision);
+        self.dialer.dial(candidates, revision, flow.rank(), &told.attempts).await
     }
 
     /// Notes where was dialled, and judges that by the policy in force: it may have been dialled by

@@ -34,6 +34,7 @@ mod unsent;
 mod facing;
 mod sever;
 mod flows;
+mod attempts;
 mod buffers;
 pub mod meter;
 pub mod limits;

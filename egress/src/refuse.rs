@@ -17,6 +17,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::attempts::Attempt;
 use crate::side::GuestSide;
 use crate::sniff;
 
@@ -33,6 +34,8 @@ pub(crate) struct Refusal {
     pub(crate) denial: Denial,
     /// What went wrong, where something did.
     pub(crate) detail: Option<String>,
+    /// From where and to where a packet had left, where one had.
+    pub(crate) tried: Option<Attempt>,
 }
 
 impl Refusal {
@@ -44,6 +47,12 @@ impl Refusal {
     /// The same, with what went wrong.
     pub(crate) fn detailed(mut self, detail: impl ToString) -> Self {
         self.detail = Some(policy::audit::shown(&detail.to_string()));
+        self
+    }
+
+    /// The same, after a packet had left.
+    pub(crate) fn after(mut self, attempt: impl Into<Option<Attempt>>) -> Self {
+        self.tried = attempt.into();
         self
     }
 
@@ -71,7 +80,7 @@ impl Refusal {
 
 impl From<Denial> for Refusal {
     fn from(denial: Denial) -> Self {
-        Self { denial, detail: None }
+        Self { denial, detail: None, tried: None }
     }
 }
 
@@ -84,6 +93,9 @@ pub(crate) fn note(record: &mut AuditRecord, refusal: &Refusal) {
     record.revision = Some(*revision);
     if refusal.detail.is_some() {
         record.detail.clone_from(&refusal.detail);
+    }
+    if let Some(Attempt { egress, remote }) = refusal.tried {
+        (record.egress, record.dialed) = (Some(egress), Some(remote));
     }
 }
 

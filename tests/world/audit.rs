@@ -4,9 +4,10 @@ use std::io::{Read, Write};
 use std::net::UdpSocket;
 
 use serde_json::Value;
-use world::client::{self, PATIENT};
+use world::client::{self, End, PATIENT};
 use world::origin::port;
 use world::poll::eventually;
+use world::world::EGRESS;
 use world::{World, allow};
 
 /// Promise 23. What was open when the daemon was told to stop has ended, and its record says with how much.
@@ -217,4 +218,34 @@ fn hostile_names_break_no_line_of_audit_screen_or_log() {
     assert_eq!(forged, None, "a date begins each line");
     assert!(log.lines().all(|line| line.len() < 4_000), "no line without end");
     assert_eq!(world.sent_to(sink.ip), []);
+}
+
+/// Promise 23. A peer that was knocked at in vain knows an address, a port and a time: so does the audit,
+/// of each attempt there was.
+#[test]
+fn the_audit_says_whose_a_failed_dial_was() {
+    let world = World::shared();
+    let (one, two) = (world.site("closed"), world.site("closed"));
+    let name = world.site("both");
+    world.names.set(&name.name, &[one.ip.into(), two.ip.into()]);
+    let rule = format!("[[rule]]\nallow = [\"{}\", \"{}\"]\nports = [9200]\n", one.ip, name.name);
+    let guest = world.guest(&rule);
+    let at = (one.ip, 9200).into();
+    let reply = guest.run(|| client::exchange(at, &[b"x\r\n"], PATIENT));
+    assert_eq!(reply.end, End::Reset);
+    let got = guest.curl(&["-m", "5", &format!("http://{}:9200/", name.name)]);
+    assert_ne!(got.status, 200, "{}", got.text());
+    for (ip, least) in [(one.ip, 2), (two.ip, 1)] {
+        let opened = world.sent(|seen| seen.opens && seen.is_to(ip));
+        let mut ports: Vec<u16> = opened.iter().filter_map(|s| Some(s.ports?.0)).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        assert!(ports.len() >= least, "control: {ip} was knocked at, from {ports:?}");
+        for port in ports {
+            let egress = format!("{EGRESS}:{port}");
+            let dialed = format!("{ip}:9200");
+            guest.event(&[("outcome", "fail"), ("egress", &egress), ("dialed", &dialed)]);
+            assert!(!world.records(&format!("egress={egress}")).is_empty(), "{egress}");
+        }
+    }
 }
