@@ -63,6 +63,13 @@ impl Place {
         }
     }
 
+    /// A whole head of a request was read.
+    fn heard(&self) {
+        if let Some(stranger) = &self.stranger {
+            stranger.heard();
+        }
+    }
+
     /// Ends when that has not been known for too long.
     async fn overdue(&self) {
         match &self.stranger {
@@ -158,12 +165,7 @@ pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: Can
         let strangers = Strangers::among(most);
         let (stop, connections) = (stop.clone(), connections.clone());
         doors.spawn(async move {
-            while let Some(Ok(place)) =
-                stop.run_until_cancelled(Arc::clone(&open).acquire_owned()).await
-            {
-                let Some(accepted) = stop.run_until_cancelled(listener.accept()).await else {
-                    break;
-                };
+            while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
                 match accepted {
                     Ok((io, origin)) => {
                         let stranger = match origin {
@@ -173,6 +175,12 @@ pub async fn serve(listeners: Vec<Listener>, app: Router, most: usize, stop: Can
                                 None => continue,
                             },
                         };
+                        // Known callers keep theirs; who came last is the last to go for it.
+                        if open.available_permits() == 0 && stranger.is_some() {
+                            strangers.evict();
+                        }
+                        let place = Arc::clone(&open).acquire_owned();
+                        let Some(Ok(place)) = stop.run_until_cancelled(place).await else { break };
                         let held = Arc::new(place);
                         let place = Place { _held: held, stranger, of_tenant: Arc::default() };
                         connections.spawn(one(io, origin, place, app.clone(), stop.clone()));
@@ -231,6 +239,7 @@ async fn one(
     let served = place.clone();
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(origin);
+        served.heard();
         request.extensions_mut().insert(served.clone());
         let app = app.clone();
         async move {

@@ -26,7 +26,7 @@ async fn closed(caller: &mut TcpStream, within: Duration) -> bool {
 
 /// Attack K11.
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_of_one_address_take_a_part_of_the_places_and_keep_none_for_long() {
+async fn silent_strangers_of_one_address_make_way_for_another_and_keep_no_place_for_long() {
     let daemon = Daemon::start().await;
     let part = PLACES / PART;
     let mut strangers = Vec::new();
@@ -36,12 +36,31 @@ async fn strangers_of_one_address_take_a_part_of_the_places_and_keep_none_for_lo
     let acme = daemon.bearer(Some(OF_ACME));
     let listed = tokio::time::timeout(PATIENCE, acme.get::<wire::Sandboxes>("/v1/sandboxes"));
     listed.await.expect("while they are there").expect("answered");
-    for (n, stranger) in strangers.iter_mut().enumerate().skip(part) {
-        assert!(closed(stranger, PATIENCE / 2).await, "{n} is one too many");
+    let silent = strangers.len() - part;
+    for (n, stranger) in strangers.iter_mut().enumerate().take(silent) {
+        assert!(closed(stranger, PATIENCE / 2).await, "{n} is in the way of later ones");
     }
-    for stranger in strangers.iter_mut().take(part) {
+    for stranger in strangers.iter_mut().skip(silent) {
         assert!(closed(stranger, 2 * PATIENCE).await, "too long");
     }
+    daemon.end().await;
+}
+
+/// Attack K11. As behind something that ends TLS, where all callers have one address.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_heard_from_the_address_that_silent_strangers_come_from() {
+    let daemon = Daemon::start().await;
+    let mut strangers = Vec::new();
+    // Every place there is, and then those of the address that the client below has.
+    for from in [2, 3, 4, 5, 1] {
+        for _ in 0..PLACES / PART {
+            strangers.push(silent(&daemon, from).await);
+        }
+    }
+    let acme = daemon.bearer(Some(OF_ACME));
+    let listed = tokio::time::timeout(PATIENCE / 2, acme.get::<wire::Sandboxes>("/v1/sandboxes"));
+    listed.await.expect("while they are there").expect("answered");
+    assert!(!closed(strangers.last_mut().expect("one"), Duration::ZERO).await, "control");
     daemon.end().await;
 }
 
