@@ -3,6 +3,7 @@
 //! Leaves nothing behind: rules are tried in a network namespace that ends with its thread.
 
 mod checks;
+mod neighbours;
 
 use std::os::unix::fs::DirBuilderExt;
 
@@ -82,6 +83,10 @@ pub async fn examine(config: &Config) -> Report {
     checks.extend(checks::machine(config).await);
     checks.push(checks::upstreams(config).await);
     checks.extend(checks::policies(config).await);
+    checks.extend(neighbours::private(config).await);
+    if let Ok(found) = tokio::task::spawn_blocking(neighbours::tracking).await {
+        checks.push(found);
+    }
     report(checks)
 }
 
@@ -120,6 +125,16 @@ mod tests {
         for made in [&config.state_dir, &config.audit.dir] {
             let mode = std::fs::metadata(made).expect("made").permissions().mode();
             assert_eq!(mode & 0o007, 0, "{}: {mode:o}", made.display());
+        }
+    }
+
+    #[test]
+    fn the_folders_of_the_shipped_unit_are_not_open_to_everybody() {
+        let unit = include_str!("../deploy/postern.service");
+        for line in
+            ["StateDirectoryMode=0750", "LogsDirectoryMode=0750", "RuntimeDirectoryMode=0711"]
+        {
+            assert!(unit.lines().any(|written| written == line), "{line}");
         }
     }
 

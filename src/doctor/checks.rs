@@ -48,7 +48,7 @@ const CAPABILITIES: &[(&str, u32)] = &[
 const ROOM: u64 = 1 << 30;
 
 /// How long a daemon that runs may take to list its sandboxes.
-const LISTING: Duration = Duration::from_secs(2);
+pub(crate) const LISTING: Duration = Duration::from_secs(2);
 
 /// What the daemon that runs here says of the policies over its sandboxes; nothing where none runs.
 pub(crate) async fn policies(config: &Config) -> Vec<Check> {

@@ -150,3 +150,41 @@ fn a_flood_of_questions_is_bounded_and_others_are_answered() {
     let asked = world.names.asked(&zone.name).len();
     assert!(asked > 0 && asked < FLOOD, "{asked} of {FLOOD} were asked upstream");
 }
+
+/// Attack B06. Where the host's own rules track connections, each of a guest leaves an entry, and the lines
+/// of the operator's guide take the egress addresses out of that.
+#[test]
+fn a_host_that_tracks_connections_tracks_none_of_a_guest_behind_notrack() {
+    const MANY: usize = 20;
+    let world = World::new();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    let nft = |rules: &str| {
+        let done = world.host.bare_command("nft").arg(rules).output().expect("run nft");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    };
+    let count = || {
+        let read = || std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
+        let text = world.host.run(read).expect("a count");
+        text.trim().parse::<usize>().expect("a number")
+    };
+    let request = format!("GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", api.name);
+    let open = || {
+        let before = count();
+        for _ in 0..MANY {
+            let reply =
+                guest.run(|| client::exchange(api.at(80), &[request.as_bytes()], client::PATIENT));
+            assert!(reply.text().starts_with("HTTP/1.1 200"), "{}", reply.text());
+        }
+        count().saturating_sub(before)
+    };
+    nft("add table inet fw; add chain inet fw out { type filter hook output priority 0; }; \
+         add rule inet fw out ct state new,established accept");
+    let tracked = open();
+    assert!(tracked >= MANY, "control: {tracked}");
+    let guide = include_str!("../../docs/operator.md");
+    let lines = guide.split("```\n").find(|block| block.starts_with("table inet postern_notrack"));
+    nft(&lines.expect("the lines").replace("198.51.100.10", &world::world::EGRESS.to_string()));
+    let tracked = open();
+    assert!(tracked < MANY / 2, "{tracked}");
+}
