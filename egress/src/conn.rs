@@ -149,7 +149,8 @@ async fn decide(
         Opening::Server(open) => return Ok(Way::Tunnel(open, Bytes::new())),
         Opening::Guest(early) => early,
     };
-    let (sniffed, flight) = first_flight(stream, guest.limits.first_flight).await;
+    let most = buffers::heap(flow.rank());
+    let (sniffed, flight) = first_flight(stream, guest.limits.first_flight, most).await;
     *heard = Instant::now();
     let revision = guest.policy.load().revision();
     let (basis, tls) = match (sniffed, early.as_ref()) {
@@ -272,8 +273,8 @@ async fn spoken(stream: &TcpStream) {
 
 /// Reads until the bytes settle what they are; `NeedMore` when the guest is done, or late, before
 /// that.
-async fn first_flight(stream: &GuestSide, patience: Duration) -> (Sniffed, Bytes) {
-    let mut sniffer = Sniffer::new();
+async fn first_flight(stream: &GuestSide, patience: Duration, most: usize) -> (Sniffed, Bytes) {
+    let mut sniffer = Sniffer::bounded(most);
     let hear = async {
         let mut segment = [0; SEGMENT];
         loop {

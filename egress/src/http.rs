@@ -32,8 +32,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
 use crate::account::Account;
+use crate::buffers;
 use crate::flows::{Basis, Cut, Flow};
-use crate::framing::MAX_HEAD;
 use crate::guest::{Guest, Passed};
 use crate::http::head::{Claim, Fault};
 use crate::http::relay::{Ending, Far, Relay, Relayed};
@@ -47,10 +47,8 @@ use crate::tunnel::tunnel;
 
 /// Between requests, and from the first to the last byte of a head.
 const HEAD_TIME: Duration = Duration::from_secs(60);
-/// Largest head of a response.
-const HEAD_BYTES: usize = MAX_HEAD;
-/// The most that is held of each direction on each side, when the next to take it does not.
-const BUFFER: usize = HEAD_BYTES + 8 * 1024;
+/// The most that is held of each direction on each side beyond a head, when the next to take it does not.
+const BESIDE: usize = 1024;
 
 const SWITCHING: StatusCode = StatusCode::SWITCHING_PROTOCOLS;
 
@@ -104,7 +102,8 @@ pub(crate) async fn serve(
     let begun = Instant::now();
     let idle = guest.limits.idle;
     let watched = stream.watcher();
-    let screen = Screen::new(Wire::new(stream, flight));
+    let most = buffers::heap(flow.rank());
+    let screen = Screen::new(Wire::new(stream, flight), most);
     let traffic = screen.traffic();
     let visit = Arc::new(Visit {
         guest: Arc::clone(&guest),
@@ -123,8 +122,8 @@ pub(crate) async fn serve(
         .timer(AwakeTimer(Arc::clone(&guest.gate)))
         .half_close(true)
         .header_read_timeout(HEAD_TIME)
-        .max_header_size(HEAD_BYTES)
-        .max_buf_size(BUFFER)
+        .max_header_size(most)
+        .max_buf_size(most + BESIDE)
         .serve_connection(TokioIo::new(screen), service);
     let mut severed_already = false;
     let ended = tokio::select! {

@@ -35,7 +35,7 @@ pub(crate) struct Refusal {
     /// What went wrong, where something did.
     pub(crate) detail: Option<String>,
     /// From where and to where a packet had left, where one had.
-    pub(crate) tried: Option<Attempt>,
+    pub(crate) tried: Option<Box<Attempt>>,
 }
 
 impl Refusal {
@@ -52,7 +52,7 @@ impl Refusal {
 
     /// The same, after a packet had left.
     pub(crate) fn after(mut self, attempt: impl Into<Option<Attempt>>) -> Self {
-        self.tried = attempt.into();
+        self.tried = attempt.into().map(Box::new);
         self
     }
 
@@ -94,8 +94,8 @@ pub(crate) fn note(record: &mut AuditRecord, refusal: &Refusal) {
     if refusal.detail.is_some() {
         record.detail.clone_from(&refusal.detail);
     }
-    if let Some(Attempt { egress, remote }) = refusal.tried {
-        (record.egress, record.dialed) = (Some(egress), Some(remote));
+    if let Some(tried) = &refusal.tried {
+        (record.egress, record.dialed) = (Some(tried.egress), Some(tried.remote));
     }
 }
 

@@ -49,7 +49,7 @@ pub enum Flaw {
     /// More records than [`MAX_RECORDS`].
     #[error("a ClientHello in too many records")]
     TooManyRecords,
-    /// More bytes than [`MAX_FLIGHT`].
+    /// More bytes than [`MAX_FLIGHT`], or than this connection may have.
     #[error("a ClientHello that is too long")]
     TooLong,
     /// The first handshake message is another one.
@@ -85,9 +85,15 @@ impl Sniffer {
     /// Nothing read yet.
     #[must_use]
     pub fn new() -> Self {
+        Self::bounded(MAX_FLIGHT)
+    }
+
+    /// The same, for a ClientHello of at most so many bytes, and never more than [`MAX_FLIGHT`].
+    #[must_use]
+    pub fn bounded(most: usize) -> Self {
         Self {
             flight: BytesMut::new(),
-            records: record::Records::default(),
+            records: record::Records::bounded(most),
             line: text::Line::default(),
             verdict: Sniffed::NeedMore,
         }

@@ -169,7 +169,7 @@ fn hostile_names_break_no_line_of_audit_screen_or_log() {
     question.extend_from_slice(b"\x03net\x00\x00\x01\x00\x01");
     guest.run(|| {
         let reply = client::exchange(sink.at(443), &[&hello], PATIENT);
-        assert_ne!(reply.end, client::End::Open, "{reply:?}");
+        assert_ne!(reply.end, End::Open, "{reply:?}");
         for (target, host) in [
             (&b"/"[..], HOSTILE),
             (b"/", bare),

@@ -430,3 +430,46 @@ fn guests_that_open_and_end_connections_to_one_host_leave_their_neighbours_ports
     assert!(other.run(open).is_some(), "the neighbour is refused");
     drop(held);
 }
+
+/// Promise 37. What a guest's connections hold of the daemon's own memory is bounded, and given back.
+#[test]
+fn a_thousand_unfinished_heads_and_hellos_of_one_guest_hold_little_of_the_daemon() {
+    const MANY: usize = 1000;
+    let world = World::new();
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    guest.reaches(&api);
+    let held = || memory(&world) >> 10;
+    let before = held();
+    let host = &api.name;
+    let head = format!("GET / HTTP/1.1\r\nHost: {host}\r\nX: {}", "a".repeat(64_000));
+    let upload = format!(
+        "POST /bytes/3000000 HTTP/1.1\r\nHost: {host}\r\nX: {}\r\nContent-Length: 900000\r\n\r\n{}",
+        "a".repeat(7_000),
+        "x".repeat(300_000)
+    );
+    let hello = [b"\x16\x03\x01\x40\x00\x01\x00\xf0\x00".as_slice(), &[0; 16_000]].concat();
+    for (what, port, bytes) in [
+        ("heads", 80, head.as_bytes()),
+        ("uploads", 80, upload.as_bytes()),
+        ("hellos", 443, &hello),
+    ] {
+        let mut open = Vec::new();
+        for _ in 0..MANY {
+            let stream = guest.run(|| client::connect(api.at(port), PATIENT)).expect("connect");
+            stream.set_nonblocking(true).expect("set");
+            let _ = Write::write(&mut &stream, bytes);
+            open.push(stream);
+        }
+        for _ in 0..3 {
+            for stream in &open {
+                let _ = Write::write(&mut &*stream, bytes);
+            }
+        }
+        let most = held();
+        assert!(most < before + 160, "{MANY} {what}: {most} MiB, and {before} before");
+        drop(open);
+    }
+    eventually("its memory falls back", PATIENT * 3, || (held() < before + 32).then_some(()));
+    guest.reaches(&api);
+}

@@ -172,8 +172,7 @@ fn a_host_that_tracks_connections_tracks_none_of_a_guest_behind_notrack() {
     let open = || {
         let before = count();
         for _ in 0..MANY {
-            let reply =
-                guest.run(|| client::exchange(api.at(80), &[request.as_bytes()], client::PATIENT));
+            let reply = guest.run(|| client::exchange(api.at(80), &[request.as_bytes()], PATIENT));
             assert!(reply.text().starts_with("HTTP/1.1 200"), "{}", reply.text());
         }
         count().saturating_sub(before)

@@ -31,8 +31,10 @@ pub struct Head {
 }
 
 /// Reads one head.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct HeadReader {
+    /// The most bytes it may have.
+    most: usize,
     /// Where the line begins that is not whole yet, and how far it was looked at.
     line: usize,
     seen: usize,
@@ -45,7 +47,30 @@ pub struct HeadReader {
     chunked: bool,
 }
 
+impl Default for HeadReader {
+    fn default() -> Self {
+        Self::bounded(MAX_HEAD)
+    }
+}
+
 impl HeadReader {
+    /// For a head of at most so many bytes, and never more than [`MAX_HEAD`].
+    #[must_use]
+    pub fn bounded(most: usize) -> Self {
+        Self {
+            most: most.min(MAX_HEAD),
+            line: 0,
+            seen: 0,
+            blank: 0,
+            begun: false,
+            fields: 0,
+            last: false,
+            upgrade: false,
+            content_length: None,
+            chunked: false,
+        }
+    }
+
     /// Looks at everything that has arrived so far, which must begin with what was there before.
     /// None: it is not whole yet.
     pub fn read(&mut self, bytes: &[u8]) -> Result<Option<Head>, Flaw> {
@@ -62,7 +87,7 @@ impl HeadReader {
             let line = bytes.get(self.line..end).unwrap_or_default();
             self.line = end + 2;
             self.seen = self.line;
-            if self.line > MAX_HEAD {
+            if self.line > self.most {
                 return Err(Flaw::TooLarge);
             }
             match (line.is_empty(), self.begun) {
@@ -91,7 +116,7 @@ impl HeadReader {
     }
 
     fn whole_so_far(&self, length: usize) -> Result<Option<Head>, Flaw> {
-        if length > MAX_HEAD { Err(Flaw::TooLarge) } else { Ok(None) }
+        if length > self.most { Err(Flaw::TooLarge) } else { Ok(None) }
     }
 
     fn head(&self) -> Head {
@@ -271,6 +296,10 @@ mod tests {
         let long = format!("GET / HTTP/1.1\r\na: {}", "b".repeat(MAX_HEAD));
         assert_eq!(read(long.as_bytes()), Err(Flaw::TooLarge));
         assert_eq!(read(&b"\r\n".repeat(9)), Err(Flaw::RequestLine));
+        let short = format!("GET / HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(100));
+        let bounded = |most| HeadReader::bounded(most).read(short.as_bytes());
+        assert!(matches!(bounded(short.len()), Ok(Some(_))));
+        assert_eq!(bounded(short.len() - 1), Err(Flaw::TooLarge));
     }
 
     #[test]

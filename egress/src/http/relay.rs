@@ -29,11 +29,12 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::account::Account;
+use crate::buffers;
 use crate::dial::Dialed;
 use crate::flows::{Flow, Judged};
 use crate::guest::{Guest, Passed};
+use crate::http::BESIDE;
 use crate::http::wire::{Traffic, Wire};
-use crate::http::{BUFFER, HEAD_BYTES};
 use crate::limits::Limits;
 use crate::ports::Port;
 use crate::refuse;
@@ -206,9 +207,10 @@ impl Relay {
     ) -> io::Result<Far> {
         let wire = Wire::metered(dialed.stream, guest.meter.clone());
         let traffic = wire.traffic();
+        let most = buffers::heap(flow.rank());
         let (sender, connection) = http1::Builder::new()
-            .max_header_size(HEAD_BYTES)
-            .max_buf_size(BUFFER)
+            .max_header_size(most)
+            .max_buf_size(most + BESIDE)
             .handshake(TokioIo::new(wire))
             .await
             .map_err(io::Error::other)?;

@@ -30,6 +30,8 @@ const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n";
 #[derive(Debug)]
 pub(super) struct Screen {
     wire: Wire<GuestSide>,
+    /// The longest head, in bytes.
+    most: usize,
     state: State,
     /// Read, and not looked at to the end.
     held: BytesMut,
@@ -61,10 +63,11 @@ struct Inner {
 }
 
 impl Screen {
-    pub(super) fn new(wire: Wire<GuestSide>) -> Self {
+    pub(super) fn new(wire: Wire<GuestSide>, most: usize) -> Self {
         Self {
             wire,
-            state: State::Head(HeadReader::default()),
+            most,
+            state: State::Head(HeadReader::bounded(most)),
             held: BytesMut::new(),
             passed: Bytes::new(),
             notes: Arc::default(),
@@ -89,7 +92,7 @@ impl Screen {
         self.state = match head {
             Head { last: true, .. } => State::Over,
             Head { upgrade: true, .. } => State::Waiting,
-            _ => State::Head(HeadReader::default()),
+            _ => State::Head(HeadReader::bounded(self.most)),
         };
     }
 
@@ -311,7 +314,7 @@ mod tests {
         let mut guest = connected(address).await;
         let (stream, _) = listener.accept().await.expect("accepted");
         guest.write_all(bytes).await.expect("sent");
-        (guest, Screen::new(Wire::new(stream.into(), Bytes::new())))
+        (guest, Screen::new(Wire::new(stream.into(), Bytes::new()), crate::framing::MAX_HEAD))
     }
 
     async fn next(screen: &mut Screen) -> Vec<u8> {

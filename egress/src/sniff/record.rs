@@ -32,8 +32,10 @@ pub(super) fn is_misversioned(flight: &[u8]) -> Option<bool> {
 }
 
 /// The reassembly so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Records {
+    /// The most bytes it may all take.
+    most: usize,
     /// How much of the flight has been read.
     at: usize,
     /// What the record being read still owes.
@@ -43,6 +45,11 @@ pub(super) struct Records {
 }
 
 impl Records {
+    /// None yet, of at most so many bytes.
+    pub(super) fn bounded(most: usize) -> Self {
+        Self { most: most.min(MAX_FLIGHT), at: 0, owed: 0, records: 0, message: Vec::new() }
+    }
+
     /// Reads on in `flight`, which begins with all that was passed before, and returns the body of
     /// the ClientHello once it is whole.
     pub(super) fn advance(&mut self, flight: &[u8]) -> Result<Option<&[u8]>, Flaw> {
@@ -85,7 +92,7 @@ impl Records {
         self.records += 1;
         self.at += header.len();
         self.owed = length;
-        if self.at + self.owed > MAX_FLIGHT { Err(Flaw::TooLong) } else { Ok(()) }
+        if self.at + self.owed > self.most { Err(Flaw::TooLong) } else { Ok(()) }
     }
 
     /// Whether the message is there: it must end where its last record ends.
@@ -95,7 +102,7 @@ impl Records {
         }
         let Some(&[_, a, b, c]) = self.message.first_chunk() else { return Ok(false) };
         let whole = 4 + usize::from(a) * 0x1_0000 + usize::from(u16::from_be_bytes([b, c]));
-        if whole > MAX_FLIGHT {
+        if whole > self.most {
             return Err(Flaw::TooLong);
         }
         if self.message.len() + self.owed > whole {
