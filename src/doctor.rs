@@ -93,7 +93,8 @@ pub async fn examine(config: &Config) -> Report {
 /// Makes only the checks whose failure keeps the daemon from serving: fast, and asks nobody. For the
 /// daemon itself: the folders it will write to are made first.
 pub async fn serviceable(config: &Config) -> Report {
-    for dir in [&config.state_dir, &config.audit.dir] {
+    let dirs = [&config.state_dir, &config.audit.dir, &config.memory_dir];
+    for dir in dirs.into_iter().filter(|dir| !dir.as_os_str().is_empty()) {
         // What it will hold is not for everybody on the host. A failure shows in the checks.
         let _ = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
     }
@@ -121,8 +122,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("folder");
         let mut config = Config { state_dir: dir.path().join("state"), ..Config::default() };
         config.audit.dir = dir.path().join("audit");
+        config.memory_dir = dir.path().join("memory");
         serviceable(&config).await;
-        for made in [&config.state_dir, &config.audit.dir] {
+        for made in [&config.state_dir, &config.audit.dir, &config.memory_dir] {
             let mode = std::fs::metadata(made).expect("made").permissions().mode();
             assert_eq!(mode & 0o007, 0, "{}: {mode:o}", made.display());
         }
@@ -143,12 +145,14 @@ mod tests {
         let dir = tempfile::tempdir().expect("folder");
         let mut config = Config { state_dir: dir.path().join("a/state"), ..Config::default() };
         config.audit.dir = "/dev/null/audit".into();
+        config.memory_dir = "/dev/null/memory".into();
         let report = report(essential(&config).await);
         assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
         let of = |name: &str| report.checks.iter().find(|check| check.name == name).expect(name);
         assert_eq!(of("state").status, Status::Ok, "{:?}", of("state"));
         assert!(of("state").found.contains("will be made"), "{:?}", of("state"));
         assert_eq!(of("audit").status, Status::Fail, "{:?}", of("audit"));
+        assert_eq!(of("memory").status, Status::Fail, "{:?}", of("memory"));
     }
 
     #[tokio::test]

@@ -90,7 +90,7 @@ const LEAST_ROOM: u64 = 256 << 10;
 
 /// What the daemon cannot do without.
 pub(crate) fn essential(config: &Config) -> Vec<Check> {
-    vec![
+    let mut checks = vec![
         privileges(),
         kernel(),
         tun(),
@@ -99,7 +99,12 @@ pub(crate) fn essential(config: &Config) -> Vec<Check> {
         journal(folder("state", &config.state_dir, "state_dir"), &config.state_dir),
         folder("audit", &config.audit.dir, "audit.dir"),
         clock(),
-    ]
+    ];
+    // Where it is not set the guests' memory is in `state_dir`.
+    if !config.memory_dir.as_os_str().is_empty() {
+        checks.push(folder("memory", &config.memory_dir, "memory_dir"));
+    }
+    checks
 }
 
 fn privileges() -> Check {

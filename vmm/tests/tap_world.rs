@@ -51,6 +51,32 @@ fn a_tap_outlives_its_descriptor_and_is_opened_again() {
     });
 }
 
+/// As a guest's that sleeps: what its kernel and the host's know of each other is true again.
+#[test]
+fn a_tap_that_is_opened_again_has_its_carrier_address_and_neighbour() {
+    in_a_new_world(|slot| {
+        let held = tap::create(slot, None).expect("made");
+        ip(&["link", "set", "pt7", "up", "address", "02:00:00:00:00:01"]);
+        let neighbour = ["lladdr", "02:00:00:00:00:02", "dev", "pt7", "nud", "permanent"];
+        ip(&[&["neighbour", "add", "169.254.100.2"][..], &neighbour].concat());
+        let neighbours = || ip(&["neighbour", "show", "dev", "pt7"]);
+        let link = || ip(&["link", "show", "pt7"]);
+        assert!(!link().contains("NO-CARRIER"), "control: {}", link());
+        drop(held);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !link().contains("NO-CARRIER") {
+            assert!(Instant::now() < deadline, "nobody has it: {}", link());
+        }
+        let held = tap::attach(slot).expect("opened again");
+        while link().contains("NO-CARRIER") {
+            assert!(Instant::now() < deadline, "it is open: {}", link());
+        }
+        assert!(link().contains("02:00:00:00:00:01"), "{}", link());
+        assert!(neighbours().contains("02:00:00:00:00:02 PERMANENT"), "{}", neighbours());
+        drop(held);
+    });
+}
+
 #[test]
 fn a_tap_that_a_starting_process_still_holds_is_waited_for() {
     in_a_new_world(|slot| {
