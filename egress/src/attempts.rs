@@ -4,13 +4,6 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use policy::audit::{Kind, Outcome};
-use policy::{Code, Revision};
-
-use crate::flows::{Flow, Judged};
-use crate::guest::Guest;
-use crate::refuse::{self, Refusal};
-
 /// One of them: a SYN has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt {
@@ -40,48 +33,13 @@ impl Attempts {
         self.all().retain(|attempt| attempt.egress != egress);
     }
 
+    /// Takes all out that are left.
+    pub(crate) fn take(&self) -> Vec<Attempt> {
+        std::mem::take(&mut *self.all())
+    }
+
     fn all(&self) -> MutexGuard<'_, Vec<Attempt>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Records what is left of them when the dial is over or given up.
-#[derive(Debug)]
-pub(crate) struct Told<'a> {
-    pub(crate) guest: &'a Guest,
-    pub(crate) flow: u64,
-    pub(crate) judged: Arc<Judged>,
-    pub(crate) revision: Revision,
-    pub(crate) attempts: Attempts,
-}
-
-impl<'a> Told<'a> {
-    /// Of a dial that begins now.
-    pub(crate) fn new(
-        guest: &'a Guest,
-        flow: &Flow,
-        judged: &Arc<Judged>,
-        revision: Revision,
-    ) -> Self {
-        let (judged, attempts) = (Arc::clone(judged), Attempts::default());
-        Self { guest, flow: flow.id(), judged, revision, attempts }
-    }
-}
-
-impl Drop for Told<'_> {
-    fn drop(&mut self) {
-        let left = std::mem::take(&mut *self.attempts.all());
-        for attempt in left {
-            let refusal = Refusal::because(Code::UpstreamUnreachable, self.revision);
-            let refusal = refusal.detailed("an attempt of which no connection came").after(attempt);
-            let to = self.judged.destination;
-            let mut record = self.guest.record(Kind::Connection, Outcome::Fail, to);
-            refuse::note(&mut record, &refusal);
-            record.flow = Some(self.flow);
-            record.protocol = Some(self.judged.basis.protocol().to_owned());
-            record.name = self.judged.name();
-            self.guest.trail.record(record);
-        }
     }
 }
 

@@ -8,9 +8,11 @@ use std::sync::Arc;
 
 use dns::Pins;
 use policy::audit::{AuditRecord, Kind, Outcome};
-use policy::{Compiled, Host, OwnAddresses, Permit, PolicyHandle, Subject, Trail, Verdict};
+use policy::{
+    Code, Compiled, Host, OwnAddresses, Permit, PolicyHandle, Revision, Subject, Trail, Verdict,
+};
 
-use crate::attempts::Told;
+use crate::attempts::Attempts;
 use crate::dial::{Dialed, Dialer};
 use crate::flows::{Basis, Flow, Flows, Judged};
 use crate::limits::Limits;
@@ -163,5 +165,39 @@ impl Guest {
         let mut record = self.record(kind, refusal.outcome(), to);
         refuse::note(&mut record, refusal);
         record
+    }
+}
+
+/// The attempts of a dial: records what is left of them when it is over or given up.
+#[derive(Debug)]
+struct Told<'a> {
+    guest: &'a Guest,
+    flow: u64,
+    judged: Arc<Judged>,
+    revision: Revision,
+    attempts: Attempts,
+}
+
+impl<'a> Told<'a> {
+    /// Of a dial that begins now.
+    fn new(guest: &'a Guest, flow: &Flow, judged: &Arc<Judged>, revision: Revision) -> Self {
+        let (judged, attempts) = (Arc::clone(judged), Attempts::default());
+        Self { guest, flow: flow.id(), judged, revision, attempts }
+    }
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        for attempt in self.attempts.take() {
+            let refusal = Refusal::because(Code::UpstreamUnreachable, self.revision);
+            let refusal = refusal.detailed("an attempt of which no connection came").after(attempt);
+            let to = self.judged.destination;
+            let mut record = self.guest.record(Kind::Connection, Outcome::Fail, to);
+            refuse::note(&mut record, &refusal);
+            record.flow = Some(self.flow);
+            record.protocol = Some(self.judged.basis.protocol().to_owned());
+            record.name = self.judged.name();
+            self.guest.trail.record(record);
+        }
     }
 }
