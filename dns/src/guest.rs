@@ -378,11 +378,7 @@ impl By {
     }
 
     fn permit(permit: &Permit) -> Self {
-        Self {
-            layer: Some(permit.layer()),
-            rule: Some(permit.rule().to_owned()),
-            revision: permit.revision(),
-        }
+        Self { layer: Some(permit.layer()), rule: Some(permit.rule()), revision: permit.revision() }
     }
 }
 

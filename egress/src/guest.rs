@@ -153,7 +153,7 @@ impl Guest {
             }
             None => {
                 record.layer = Some(permit.layer().as_str().to_owned());
-                record.rule = Some(permit.rule().to_owned());
+                record.rule = Some(permit.rule());
                 record.revision = Some(permit.revision());
             }
         }

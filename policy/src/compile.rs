@@ -4,6 +4,7 @@
 //! is in force for a sandbox shares the layers above it with all others.
 
 mod layer;
+mod ranges;
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::id::Revision;
 use crate::name::Host;
 
 pub use layer::Reach;
-pub(crate) use layer::{Clause, LayerIndex};
+pub(crate) use layer::{Clause, LayerIndex, Shown, Terms};
 
 /// The policy of one layer, ready to judge. Clones share it.
 #[derive(Clone, Debug)]

@@ -126,7 +126,7 @@ fn view(reading: &Reading<'_>) -> LayerView {
         Reading { missed: Some((code, clause)), .. } => (Outcome::Deny, Some(clause), Some(code)),
         _ => (Outcome::Deny, None, Some(Code::NoRule)),
     };
-    let rule = clause.map(|clause| clause.text.to_string());
+    let rule = clause.map(|clause| clause.shown().to_string());
     LayerView { layer: reading.layer, verdict, rule, code, observes: reading.observes }
 }
 
@@ -173,7 +173,7 @@ fn passed(permit: &Permit, would_deny: Option<&Denial>) -> Explanation {
         verdict: Outcome::Pass,
         code: None,
         layer: Some(permit.layer()),
-        rule: Some(permit.rule().to_owned()),
+        rule: Some(permit.rule()),
         target: Some(target),
         port: (permit.mode() != Mode::Answer).then_some(permit.port()),
         mode: Some(permit.mode()),

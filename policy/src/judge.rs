@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use crate::class::{AddressClass, OwnAddresses, carried, host_service, special};
-use crate::compile::{Clause, Compiled, LayerIndex};
+use crate::compile::{Clause, Compiled, LayerIndex, Shown};
 use crate::document::{Effect, Layer};
 use crate::id::Revision;
 use crate::name::Host;
@@ -69,7 +69,7 @@ pub struct Permit {
     protocol: Protocol,
     mode: Mode,
     layer: Layer,
-    rule: Arc<str>,
+    rule: Shown,
     listed: bool,
     revision: Revision,
     would_deny: Option<Arc<Denial>>,
@@ -116,8 +116,8 @@ impl Permit {
     }
     /// The rule that allowed it, as `explain` prints it.
     #[must_use]
-    pub fn rule(&self) -> &str {
-        &self.rule
+    pub fn rule(&self) -> String {
+        self.rule.to_string()
     }
     /// Whether a rule of some layer names the host by itself. If not, the guest chose labels of the
     /// name, and whoever resolves it is told them.
@@ -184,7 +184,7 @@ impl Compiled {
         match (enforced, weigh(true)) {
             ((Verdict::Deny(by) | Verdict::Undecidable(by), _), (Verdict::Pass(permit), basis)) => {
                 let would_deny = Some(Arc::new(by));
-                let rule = Arc::from(BY_OBSERVING);
+                let rule = Shown::instead(BY_OBSERVING);
                 (Verdict::Pass(Permit { would_deny, rule, ..permit }), basis)
             }
             ((Verdict::Deny(_) | Verdict::Undecidable(_), _), waived) => waived,
@@ -327,7 +327,7 @@ impl Compiled {
             Evidence::Request { .. } => Mode::Requests,
             Evidence::Upgrade(_) | Evidence::Pinned(_) | Evidence::Address => Mode::Raw,
         };
-        let rule = clause.map_or_else(|| Arc::from(BY_DEFAULT), |clause| Arc::clone(&clause.text));
+        let rule = clause.map_or_else(|| Shown::instead(BY_DEFAULT), Clause::shown);
         let Flow { port, protocol, .. } = case.flow;
         let revision = self.revision();
         let would_deny = None;
@@ -335,7 +335,7 @@ impl Compiled {
     }
 
     fn denial(&self, by: Refusal<'_>, nothing: Code) -> Denial {
-        let rule = by.clause.map(|clause| clause.text.to_string());
+        let rule = by.clause.map(|clause| clause.shown().to_string());
         let code = by.code.unwrap_or(nothing);
         Denial { code, layer: by.layer, rule, revision: self.revision() }
     }
@@ -399,7 +399,7 @@ impl Compiled {
                 Effect::Deny => denied = Some(clause),
                 Effect::Allow => {
                     lets = true;
-                    always |= index.layer == Layer::Platform && clause.conditions.always;
+                    always |= index.layer == Layer::Platform && clause.terms.conditions.always;
                     let means = names(clause, address);
                     opened |= above && !ours && means && may_open(index.layer, clause, service);
                 }
@@ -436,16 +436,13 @@ impl Permit {
     /// Whether a rule's ports and transport are the permit's. An answer has no port yet: any port
     /// will do to let it through, and every port must be meant to deny it.
     fn reaches(&self, clause: &Clause) -> bool {
-        let ports = &clause.conditions.ports;
+        let ports = &clause.terms.ports;
         match (self.mode, clause.effect) {
             (Mode::Answer, Effect::Allow) => true,
             (Mode::Answer, Effect::Deny) => {
-                ports.is_empty() && clause.conditions.protocol.is_none()
+                ports.is_empty() && clause.terms.conditions.protocol.is_none()
             }
-            _ => {
-                carries(clause, self.protocol)
-                    && (ports.is_empty() || ports.iter().any(|range| range.contains(self.port)))
-            }
+            _ => carries(clause, self.protocol) && (ports.is_empty() || ports.contains(self.port)),
         }
     }
 }

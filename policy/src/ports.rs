@@ -1,7 +1,7 @@
 //! For a question: the port that decides it when 443 and 80 do not.
 //!
 //! Rules name up to 32 ranges each, and many rules may stand over one name: trying every port would be
-//! quadratic in what a tenant writes. This passes over all ranges once, in order. Pure; never decides.
+//! quadratic in what a tenant writes. This notes every range once, in sets. Pure; never decides.
 
 use std::sync::Arc;
 
@@ -10,14 +10,23 @@ use crate::document::{Effect, Layer, Protocol};
 use crate::name::Host;
 use crate::reading::carries;
 
-/// What begins or ends at a port.
-#[derive(Clone, Copy)]
-enum What {
-    /// A rule of this layer that lets through.
-    Lets(usize),
-    /// A rule of the platform that lets through whatever the others lack.
-    Always,
-    Denies,
+/// A set of ports, a bit each.
+struct Ports(Vec<u64>);
+
+impl Ports {
+    fn none() -> Self {
+        Self(vec![0; 1 << 10])
+    }
+
+    fn add(&mut self, (first, last): (u16, u16)) {
+        let (from, to) = (usize::from(first) / 64, usize::from(last) / 64);
+        let words = self.0.iter_mut().enumerate().take(to + 1).skip(from);
+        for (at, word) in words {
+            let above = if at == from { u64::MAX << (first % 64) } else { u64::MAX };
+            let below = if at == to { u64::MAX >> (63 - last % 64) } else { u64::MAX };
+            *word |= above & below;
+        }
+    }
 }
 
 /// A port at which the name could pass, by the rules that name ports; or else the first that a rule
@@ -28,58 +37,48 @@ pub(crate) fn telling(
     host: &Host,
     waive: bool,
 ) -> Option<u16> {
-    let mut changes: Vec<(u32, i32, What)> = Vec::new();
-    let mut lets = [1, 1, 1];
-    let (mut always, mut denies, mut with_ports) = (0, 0, false);
-    for (at, index) in layers.iter().enumerate() {
-        let Some(index) = index else { continue };
-        if let Some(own) = lets.get_mut(at) {
-            *own = i32::from(index.default == Effect::Allow || (waive && index.observes));
-        }
-        index.named(host, |clause| {
-            let conditions = &clause.conditions;
-            with_ports |= !conditions.ports.is_empty();
-            let what = match clause.effect {
-                _ if !carries(clause, Protocol::Tcp) => return,
-                // Without ports it is about 443 and 80 only.
-                Effect::Allow if conditions.ports.is_empty() => return,
-                Effect::Deny if conditions.needs_requests() || (waive && index.observes) => return,
-                Effect::Deny => What::Denies,
-                Effect::Allow => What::Lets(at),
-            };
-            if conditions.ports.is_empty() {
-                denies += 1;
-            }
-            for range in &conditions.ports {
-                let (first, after) = (u32::from(range.first()), u32::from(range.last()) + 1);
-                changes.extend([(first, 1, what), (after, -1, what)]);
-                if index.layer == Layer::Platform && conditions.always {
-                    changes.extend([(first, 1, What::Always), (after, -1, What::Always)]);
-                }
-            }
-        });
-    }
+    let each = || layers.iter().flatten();
+    let mut with_ports = false;
+    each().for_each(|index| index.named(host, |one| with_ports |= !one.terms.ports.is_empty()));
     if !with_ports {
         return None;
     }
-    // The first port of all stands for those that no rule names.
-    changes.push((1, 0, What::Denies));
-    changes.sort_unstable_by_key(|(port, ..)| *port);
-    let mut denied = None;
-    for here in changes.chunk_by(|(one, ..), (other, ..)| one == other) {
-        for (_, by, what) in here {
-            match what {
-                What::Lets(at) => lets.get_mut(*at).into_iter().for_each(|count| *count += by),
-                What::Always => always += by,
-                What::Denies => denies += by,
+    let (mut always, mut denied, mut lets) = (Ports::none(), Ports::none(), Vec::new());
+    for index in each() {
+        let open = index.default == Effect::Allow || (waive && index.observes);
+        let mut own = Ports::none();
+        index.named(host, |clause| {
+            let terms = &clause.terms;
+            match clause.effect {
+                _ if !carries(clause, Protocol::Tcp) => {}
+                Effect::Allow => {
+                    // Without ports it is about 443 and 80 only.
+                    terms.ports.iter().for_each(|range| own.add(range));
+                    if index.layer == Layer::Platform && terms.conditions.always {
+                        terms.ports.iter().for_each(|range| always.add(range));
+                    }
+                }
+                Effect::Deny if terms.conditions.needs_requests() || (waive && index.observes) => {}
+                Effect::Deny if terms.ports.is_empty() => denied.add((1, u16::MAX)),
+                Effect::Deny => terms.ports.iter().for_each(|range| denied.add(range)),
             }
-        }
-        let port = here.first().and_then(|(port, ..)| u16::try_from(*port).ok());
-        match port {
-            Some(_) if denies > 0 => denied = denied.or(port),
-            Some(_) if always > 0 || lets.iter().all(|count| *count > 0) => return port,
-            _ => {}
+        });
+        if !open {
+            lets.push(own);
         }
     }
-    denied
+    let shut = |at: usize| denied.0.get(at).copied().unwrap_or_default();
+    let open = |at: usize| {
+        let layer = |set: &Ports| set.0.get(at).copied().unwrap_or_default();
+        // There is no port 0.
+        let ports = if at == 0 { !1 } else { u64::MAX };
+        (lets.iter().map(layer).fold(ports, |all, own| all & own) | layer(&always)) & !shut(at)
+    };
+    first(open).or_else(|| first(shut))
+}
+
+/// The first port of a set that is given in words.
+fn first(words: impl Fn(usize) -> u64) -> Option<u16> {
+    let (at, word) = (0..1 << 10).map(|at| (at, words(at))).find(|(_, word)| *word != 0)?;
+    u16::try_from(at * 64).ok()?.checked_add(u16::try_from(word.trailing_zeros()).ok()?)
 }

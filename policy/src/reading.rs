@@ -4,7 +4,7 @@
 
 use std::cell::OnceCell;
 
-use crate::compile::{Clause, LayerIndex};
+use crate::compile::{Clause, LayerIndex, Terms};
 use crate::document::{Ech, Effect, Layer, Protocol};
 use crate::flow::{Evidence, Flow};
 use crate::path::RequestPath;
@@ -96,12 +96,12 @@ impl<'a> Case<'a> {
 
     fn fit(&self, clause: &Clause) -> Fit {
         let Flow { protocol, port, evidence, .. } = &self.flow;
-        let conditions = &clause.conditions;
+        let Terms { conditions, ports, .. } = &*clause.terms;
         if !carries(clause, *protocol) {
             return Fit::Foreign;
         }
-        if !conditions.ports.is_empty() {
-            if !conditions.ports.iter().any(|range| range.contains(*port)) {
+        if !ports.is_empty() {
+            if !ports.contains(*port) {
                 return Fit::Lacks(Code::Port);
             }
         } else if clause.effect == Effect::Allow && clause.net.is_none() {
@@ -127,7 +127,7 @@ impl<'a> Case<'a> {
     }
 
     fn fit_request(&self, clause: &Clause) -> Fit {
-        let conditions = &clause.conditions;
+        let conditions = &clause.terms.conditions;
         let (method, path) = match self.flow.evidence {
             Evidence::Request { method, path, .. } => (method, path),
             // Some request could pass, and some could not be denied.
@@ -153,7 +153,7 @@ impl<'a> Case<'a> {
 /// Whether a rule is about this transport: an allow rule about TCP and a deny rule about both,
 /// unless it says.
 pub(crate) fn carries(clause: &Clause, protocol: Protocol) -> bool {
-    match (clause.conditions.protocol, clause.effect) {
+    match (clause.terms.conditions.protocol, clause.effect) {
         (Some(named), _) => named == protocol,
         (None, Effect::Allow) => protocol == Protocol::Tcp,
         (None, Effect::Deny) => true,
@@ -185,7 +185,7 @@ impl<'a> Reading<'a> {
             }
             (Effect::Allow, Fit::Whole) => {
                 self.listed |= clause.exact;
-                if clause.conditions.always || self.allowed.is_none() {
+                if clause.terms.conditions.always || self.allowed.is_none() {
                     self.allowed = Some(clause);
                 }
             }
@@ -217,7 +217,8 @@ impl<'a> Reading<'a> {
 
     /// Whether it lets the flow through whatever other layers lack: the platform's right alone.
     pub(crate) fn always(&self) -> bool {
-        self.layer == Layer::Platform && self.allowed.is_some_and(|clause| clause.conditions.always)
+        self.layer == Layer::Platform
+            && self.allowed.is_some_and(|clause| clause.terms.conditions.always)
     }
 }
 

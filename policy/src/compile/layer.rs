@@ -3,12 +3,16 @@
 //! Both maps are filled from policies only, never by what a guest sends.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::document::{Conditions, Effect, Layer, Peer, Policy, PolicyMode, Protocol, Rule};
+use crate::compile::ranges::Ranges;
+use crate::document::{
+    Conditions, Effect, Layer, Peer, Policy, PolicyMode, PortRange, Protocol, Rule,
+};
 use crate::name::{Host, Pattern};
 
 /// A network and some ports of it.
@@ -34,8 +38,8 @@ pub(crate) struct LayerIndex {
     nets: HashMap<IpNet, Vec<Clause>>,
     /// The prefix lengths that occur, for IPv4 and IPv6.
     prefixes: [Vec<u8>; 2],
-    /// The ports that allow rules name for names: first and last, in order and disjoint.
-    ports: Vec<(u16, u16)>,
+    /// The ports that allow rules name for names.
+    ports: Ranges,
     /// The names and zones of allow rules, labels from the last to the first, in order.
     allowed: Vec<Box<str>>,
     /// Those of them that say `always`.
@@ -59,17 +63,54 @@ pub(crate) struct Clause {
     pub(crate) net: Option<IpNet>,
     /// Whether it was found under the very name, and not under a wildcard.
     pub(crate) exact: bool,
-    pub(crate) conditions: Arc<Conditions>,
-    /// The rule as it is shown: `rule[0] allow "*.github.com" ports 443`.
-    pub(crate) text: Arc<str>,
+    pub(crate) terms: Arc<Terms>,
+    /// How it is shown, but for what its rule's peers share.
+    head: Arc<str>,
+}
+
+/// What all peers of one rule share.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    pub(crate) conditions: Conditions,
+    /// Those of the conditions.
+    pub(crate) ports: Ranges,
+    /// How they are shown.
+    tail: Arc<str>,
+}
+
+/// A rule as it is shown: `rule[0] allow "*.github.com" ports 443`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    head: Arc<str>,
+    tail: Option<Arc<str>>,
+}
+
+impl Clause {
+    pub(crate) fn shown(&self) -> Shown {
+        Shown { head: Arc::clone(&self.head), tail: Some(Arc::clone(&self.terms.tail)) }
+    }
+}
+
+impl Shown {
+    /// What is shown in place of a rule.
+    pub(crate) fn instead(words: &str) -> Self {
+        Self { head: words.into(), tail: None }
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.head)?;
+        self.tail.as_deref().map_or(Ok(()), |tail| f.write_str(tail))
+    }
 }
 
 impl LayerIndex {
     /// Of all the policies of one layer.
     pub(crate) fn new<'p>(layer: Layer, policies: impl IntoIterator<Item = &'p Policy>) -> Self {
-        let mut index = Self::empty(layer);
-        policies.into_iter().for_each(|policy| index.add(policy));
-        index.ports = merged(std::mem::take(&mut index.ports));
+        let (mut index, mut ports) = (Self::empty(layer), Vec::new());
+        policies.into_iter().for_each(|policy| index.add(policy, &mut ports));
+        index.ports = Ranges::of(ports);
         index.allowed.sort_unstable();
         index.always.sort_unstable();
         index
@@ -85,7 +126,7 @@ impl LayerIndex {
             any: Vec::new(),
             nets: HashMap::new(),
             prefixes: [Vec::new(), Vec::new()],
-            ports: Vec::new(),
+            ports: Ranges::default(),
             allowed: Vec::new(),
             always: Vec::new(),
             datagrams: Vec::new(),
@@ -93,29 +134,26 @@ impl LayerIndex {
     }
 
     pub(crate) fn names_port(&self, port: u16) -> bool {
-        let below = self.ports.partition_point(|(first, _)| *first <= port);
-        below
-            .checked_sub(1)
-            .and_then(|at| self.ports.get(at))
-            .is_some_and(|(_, last)| port <= *last)
+        self.ports.contains(port)
     }
 
-    fn add(&mut self, policy: &Policy) {
+    fn add<'p>(&mut self, policy: &'p Policy, ports: &mut Vec<&'p PortRange>) {
         if policy.default_effect() == Effect::Deny {
             self.default = Effect::Deny;
         }
         self.observes &= policy.mode() == PolicyMode::Observe;
         for (index, rule) in policy.rules().iter().enumerate() {
-            let conditions = Arc::new(rule.conditions.clone());
-            let suffix = suffix(rule);
+            let conditions = rule.conditions.clone();
             if rule.effect == Effect::Allow
                 && rule.peers.iter().any(|peer| matches!(peer, Peer::Name(_)))
             {
-                self.ports.extend(conditions.ports.iter().map(|r| (r.first(), r.last())));
+                ports.extend(&rule.conditions.ports);
             }
             if rule.effect == Effect::Allow && conditions.protocol == Some(Protocol::Udp) {
                 self.datagrams.extend(reaches(rule));
             }
+            let (named, tail) = (Ranges::of(&conditions.ports), tail(rule).into());
+            let terms = Arc::new(Terms { conditions, ports: named, tail });
             for peer in &rule.peers {
                 self.insert(
                     peer,
@@ -126,8 +164,8 @@ impl LayerIndex {
                             Peer::Name(_) => None,
                         },
                         exact: false,
-                        conditions: Arc::clone(&conditions),
-                        text: text(index, rule.effect, peer, &suffix).into(),
+                        terms: Arc::clone(&terms),
+                        head: head(index, rule.effect, peer).into(),
                     },
                 );
             }
@@ -140,7 +178,7 @@ impl LayerIndex {
             && clause.effect == Effect::Allow
         {
             let name: Box<str> = reversed(name).into();
-            if clause.conditions.always {
+            if clause.terms.conditions.always {
                 self.always.push(name.clone());
             }
             self.allowed.push(name);
@@ -204,12 +242,13 @@ impl LayerIndex {
     pub(crate) fn always_lets_below(&self, host: &Host) -> bool {
         self.layer == Layer::Platform
             && (names_below(&self.always, host)
-                || self.covering(host).any(|clause| clause.conditions.always))
+                || self.covering(host).any(|clause| clause.terms.conditions.always))
     }
 
     /// Whether everything below this name is denied, on every port.
     pub(crate) fn shuts_below(&self, host: &Host) -> bool {
-        self.covering(host).any(|Clause { effect, conditions, .. }| {
+        self.covering(host).any(|Clause { effect, terms, .. }| {
+            let conditions = &terms.conditions;
             *effect == Effect::Deny
                 && conditions.ports.is_empty()
                 && conditions.protocol != Some(Protocol::Udp)
@@ -252,31 +291,18 @@ fn reaches(rule: &Rule) -> impl Iterator<Item = Reach> + '_ {
     nets.flat_map(move |net| ports.clone().into_iter().map(move |ports| Reach { net, ports }))
 }
 
-/// Ranges in order, with those that meet made one.
-fn merged(mut ranges: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
-    ranges.sort_unstable();
-    ranges.dedup_by(|next, kept| {
-        let meet = next.0 <= kept.1.saturating_add(1);
-        if meet {
-            kept.1 = kept.1.max(next.1);
-        }
-        meet
-    });
-    ranges
-}
-
-fn text(index: usize, effect: Effect, peer: &Peer, suffix: &str) -> String {
+fn head(index: usize, effect: Effect, peer: &Peer) -> String {
     let effect = match effect {
         Effect::Allow => "allow",
         Effect::Deny => "deny",
     };
     match peer {
-        Peer::Name(pattern) => format!("rule[{index}] {effect} \"{pattern}\"{suffix}"),
-        Peer::Net(_) => format!("rule[{index}] {effect} {peer}{suffix}"),
+        Peer::Name(pattern) => format!("rule[{index}] {effect} \"{pattern}\""),
+        Peer::Net(_) => format!("rule[{index}] {effect} {peer}"),
     }
 }
 
-fn suffix(rule: &Rule) -> String {
+fn tail(rule: &Rule) -> String {
     let mut out = String::new();
     if let [first, rest @ ..] = rule.conditions.ports.as_slice() {
         out = rest.iter().fold(format!(" ports {first}"), |text, port| format!("{text},{port}"));
@@ -286,4 +312,30 @@ fn suffix(rule: &Rule) -> String {
         out.push_str(protocol.as_str());
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_hosts_of_a_rule_share_is_kept_once() {
+        let ports: Vec<String> = (0..32).map(|n| format!("\"{0}0-{0}5\"", 1000 + n)).collect();
+        let hosts: Vec<String> = (0..100).map(|n| format!("\".h{n}.example\"")).collect();
+        let text =
+            format!("[[rule]]\nallow = [{}]\nports = [{}]\n", hosts.join(","), ports.join(","));
+        let policy = Policy::from_toml(&text).expect("a policy");
+        let index = LayerIndex::new(Layer::Sandbox, [&policy]);
+        let (mut clauses, mut own) = (Vec::new(), 0);
+        for n in 0..100 {
+            let host = Host::parse(&format!("h{n}.example")).expect("a host");
+            index.named(&host, |clause| clauses.push(clause));
+        }
+        let first = clauses.first().expect("a clause");
+        assert!(clauses.iter().all(|clause| Arc::ptr_eq(&clause.terms, &first.terms)));
+        clauses.iter().for_each(|clause| own += clause.head.len());
+        assert!(own < 100 * 40, "{own} bytes");
+        let shown = first.shown().to_string();
+        assert!(shown.starts_with("rule[0] allow \".h0.example\" ports 10000-10005,"), "{shown}");
+    }
 }

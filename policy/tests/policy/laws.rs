@@ -374,7 +374,7 @@ proptest! {
         match verdict {
             Verdict::Pass(permit) => {
                 prop_assert_eq!(told.code, None);
-                prop_assert_eq!(told.rule.as_deref(), Some(permit.rule()));
+                prop_assert_eq!(told.rule, Some(permit.rule()));
                 prop_assert_eq!(told.layer, Some(permit.layer()));
             }
             Verdict::Deny(denial) | Verdict::Undecidable(denial) => {
