@@ -22,6 +22,7 @@ const ELSEWHERE: &[&str] = &[
     "responses::",
     "upgrades::",
     "a_thousand_half_closed_connections",
+    "what_cannot_be_kept",
     "without_a_free_port_towards_a_far_side",
     "a_slot_that_is_slow_to_end",
 ];
