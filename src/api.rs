@@ -4,6 +4,7 @@
 //! caller with a tenant's token neither sees nor touches what is not that tenant's.
 
 mod sandboxes;
+mod rest;
 mod policies;
 mod events;
 mod node;
@@ -125,6 +126,11 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(sandboxes::list, sandboxes::create))
         .routes(routes!(sandboxes::show, sandboxes::remove))
         .routes(routes!(sandboxes::exec))
+        .routes(routes!(rest::standby))
+        .routes(routes!(rest::resume))
+        .routes(routes!(rest::keep_awake))
+        .routes(routes!(rest::renew))
+        .routes(routes!(rest::connect))
         .routes(routes!(policies::of_sandbox, policies::set_of_sandbox))
         .routes(routes!(policies::add_to_sandbox))
         .routes(routes!(policies::set_mode_of_sandbox))

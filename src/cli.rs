@@ -6,6 +6,8 @@
 
 mod create;
 mod exec;
+mod rest;
+mod connect;
 mod tap;
 mod inspect;
 mod policy;
@@ -95,6 +97,16 @@ enum Errand {
     Rm(inspect::Remove),
     /// Run a command in a sandbox, with its input and output here.
     Exec(exec::Exec),
+    /// Put a sandbox to sleep; whoever wants something of it wakes it.
+    Standby(rest::Standby),
+    /// Wake a sandbox.
+    Resume(rest::Resume),
+    /// Keep a sandbox awake for a time.
+    KeepAwake(rest::KeepAwake),
+    /// Let a sandbox live on.
+    Renew(rest::Renew),
+    /// Connect standard input and output to a port of a guest.
+    Connect(connect::Connect),
     /// Hand the tap of an external sandbox to a program, as an open descriptor.
     Tap(tap::Tap),
     /// Read, change and explain what a sandbox may reach.
@@ -144,6 +156,11 @@ impl Errand {
             Self::Show(show) => show.run(client, screen).await?,
             Self::Rm(remove) => remove.run(client, screen).await?,
             Self::Exec(exec) => return exec.run(client).await,
+            Self::Standby(standby) => standby.run(client, screen).await?,
+            Self::Resume(resume) => resume.run(client, screen).await?,
+            Self::KeepAwake(keep) => keep.run(client, screen).await?,
+            Self::Renew(renew) => renew.run(client, screen).await?,
+            Self::Connect(connect) => connect.run(client).await?,
             Self::Tap(tap) => return tap.run(client).await,
             Self::Policy(policy) => return policy.run(client, screen).await,
             Self::Events(events) => events.run(client, screen).await?,
@@ -209,6 +226,14 @@ mod tests {
             "postern rm --force demo",
             "postern exec demo -- curl -sS https://api.github.com/",
             "postern exec demo --env A=b --cwd /tmp --user nobody -- id -u",
+            "postern create demo --on-idle never --ttl 2h --max-life 7d",
+            "postern create demo --idle-after 1m --on-idle delete",
+            "postern standby demo",
+            "postern resume demo --json",
+            "postern keep-awake demo --for 10m",
+            "postern renew demo",
+            "postern renew demo --ttl 2h",
+            "postern connect demo 5432",
             "postern tap demo --fd 5 -- cloud-hypervisor --net fd=5",
             "postern policy get demo",
             "postern policy get tenant/acme --json",
@@ -247,6 +272,8 @@ mod tests {
             ("postern policy allow demo", "HOST"),
             ("postern policy allow demo a.example --port 0x1", "port"),
             ("postern --url https://x ls", "http://host:port"),
+            ("postern keep-awake demo --for long", "span of time"),
+            ("postern connect demo 0", "1..=65535"),
             ("postern frobnicate", "unrecognized"),
         ] {
             let error = parsed(line).expect_err(line).to_string();

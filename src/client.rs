@@ -21,7 +21,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::error::Error;
 use crate::problem::ErrorBody;
-use crate::wire::{EXEC_PROTOCOL, TOML};
+use crate::wire::TOML;
 
 /// The longest line of a stream that is read, in bytes.
 const LINE_LIMIT: usize = 1 << 20;
@@ -142,15 +142,16 @@ impl Client {
         self.send(Method::POST, path, HeaderMap::new(), content).await?.json().await
     }
 
-    /// Sends JSON and turns the connection into a stream of the agent's frames.
+    /// Sends JSON and turns the connection into a stream of this protocol.
     pub async fn upgrade(
         &self,
         path: &str,
+        protocol: &'static str,
         body: &impl Serialize,
     ) -> Result<TokioIo<Upgraded>, Error> {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONNECTION, header::HeaderValue::from_static("upgrade"));
-        headers.insert(header::UPGRADE, header::HeaderValue::from_static(EXEC_PROTOCOL));
+        headers.insert(header::UPGRADE, header::HeaderValue::from_static(protocol));
         let answer = self.send(Method::POST, path, headers, Content::json(body)?).await?;
         if answer.0.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(Error::Answer(format!("{} to an upgrade", answer.0.status())));

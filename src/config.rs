@@ -8,6 +8,7 @@ mod check;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use lifecycle::OnIdle;
 use policy::TenantName;
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +66,8 @@ section! {
         qemu: Qemu = Qemu::default(),
         /// MicroVMs run by someone else.
         external: External = External::default(),
+        /// How long sandboxes live, and what becomes of idle ones.
+        sleep: Sleep = Sleep::default(),
         /// The record of every decision.
         audit: Audit = Audit::default(),
         /// What the daemon says about itself.
@@ -224,12 +227,31 @@ section! {
         on_create: Vec<String> = Vec::new(),
         /// Run before the tap goes.
         on_remove: Vec<String> = Vec::new(),
-        /// Run when the guest must stop and let go of the tap, to be resumed later.
+        /// Run when the guest must stop and let go of the tap, to be resumed later; with `on_resume`.
         on_standby: Vec<String> = Vec::new(),
-        /// Run when it is to go on from there, on the same tap.
+        /// Run when the tap may be opened again and the guest is to go on; good for one that runs.
         on_resume: Vec<String> = Vec::new(),
         /// How long each may take.
         timeout: Span = Span::seconds(10),
+    }
+}
+
+section! {
+    /// How long sandboxes live and what becomes of idle ones, where their creation says nothing else.
+    Sleep {
+        /// What becomes of an idle sandbox: `standby`, `delete` or `never`. One whose driver cannot be put
+        /// to sleep is not, by default.
+        on_idle: OnIdle = OnIdle::Standby,
+        /// How long nothing may go on before a sandbox is idle.
+        idle_after: Span = Span::seconds(15),
+        /// A sandbox is removed so long after it was made or renewed; none: it is not.
+        ttl: Option<Span> = None,
+        /// A sandbox is removed so long after it was made, renewed or not; none: it is not.
+        max_life: Option<Span> = None,
+        /// Sandboxes that are woken at once; others wait for their turn.
+        wakes: usize = 4,
+        /// How long whoever wants something of a sandbox that sleeps waits for it.
+        wake_timeout: Span = Span::seconds(30),
     }
 }
 
@@ -356,6 +378,14 @@ impl Config {
             hold_down: self.guests.slot_rest.0,
             boot_deadline: self.qemu.boot_timeout.0,
             uid_base: self.qemu.uid_base,
+            terms: lifecycle::DefaultTerms {
+                on_idle: self.sleep.on_idle,
+                idle_after: self.sleep.idle_after.0,
+                ttl: self.sleep.ttl.map(|span| span.0),
+                max_life: self.sleep.max_life.map(|span| span.0),
+            },
+            wakes: self.sleep.wakes,
+            wake_deadline: self.sleep.wake_timeout.0,
             hooks: vmm::Hooks {
                 on_create: self.external.on_create.clone(),
                 on_remove: self.external.on_remove.clone(),

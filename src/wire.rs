@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::problem::Problem;
-use crate::units::Size;
+use crate::units::{Size, Span};
 
 /// The tenant of who names none.
 pub const DEFAULT_TENANT: &str = "default";
@@ -19,6 +19,8 @@ pub const DEFAULT_TENANT: &str = "default";
 pub const BODY_LIMIT: usize = 1 << 20;
 /// The protocol of an upgraded `exec`: frames of the guest's agent, both ways.
 pub const EXEC_PROTOCOL: &str = "postern-exec";
+/// The protocol of an upgraded `connect`: bytes to and from the port, both ways.
+pub const CONNECT_PROTOCOL: &str = "postern-connect";
 /// The content type of a stream of JSON values, one a line.
 pub const JSON_LINES: &str = "application/jsonl";
 /// The content type of a policy as TOML.
@@ -35,6 +37,18 @@ pub enum Driver {
     Qemu,
     /// Somebody else's: the daemon gives it a tap and calls the operator's hooks.
     External,
+}
+
+/// What becomes of a sandbox that is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnIdle {
+    /// It is put to sleep, and woken by whoever wants something of it.
+    Standby,
+    /// It is removed.
+    Delete,
+    /// Nothing.
+    Never,
 }
 
 /// What a policy does with what it refuses.
@@ -80,6 +94,49 @@ pub struct Create {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(value_type = Option<Object>)]
     pub policy: Option<Box<RawValue>>,
+    /// What becomes of it when it is idle; none: as configured, as far as its driver can.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub on_idle: Option<OnIdle>,
+    /// How long nothing may go on before it is idle, e.g. `15s`; none: as configured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<String>, example = "15s")]
+    pub idle_after: Option<Span>,
+    /// It is removed so long after it was made or renewed; none: as configured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<String>, example = "2h")]
+    pub ttl: Option<Span>,
+    /// It is removed so long after it was made, renewed or not; none: as configured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<String>, example = "7d")]
+    pub max_life: Option<Span>,
+}
+
+/// How long to keep a sandbox awake.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KeepAwake {
+    /// From now on, at most `24h`; a longer lease that it has stays.
+    #[serde(rename = "for")]
+    #[schema(value_type = String, example = "10m")]
+    pub span: Span,
+}
+
+/// How long a sandbox is to live.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Renew {
+    /// From now on, and at every renewal without one; none: as long as it was given.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<String>, example = "2h")]
+    pub ttl: Option<Span>,
+}
+
+/// A port of a guest to connect to.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Connect {
+    /// A TCP port on which a program of the guest listens.
+    pub port: u16,
 }
 
 /// A sandbox as it is now.
@@ -91,10 +148,11 @@ pub struct Sandbox {
     /// Whose it is.
     #[schema(value_type = String)]
     pub tenant: TenantName,
-    /// `creating`, `running`, `failed` or `deleting`.
+    /// `creating`, `running`, `saving`, `standby`, `resuming`, `failed` or `deleting`.
     #[schema(example = "running")]
     pub state: String,
-    /// Why it failed, if it did: the operator is told all of it, others what kind of thing went wrong.
+    /// Why it failed, or could not be put to sleep or woken, if so: the operator is told all of it, others
+    /// what kind of thing went wrong.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
     /// What runs it.
@@ -132,6 +190,25 @@ pub struct Sandbox {
     /// The process that runs it, if it is the daemon's: told to the operator only.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,
+    /// What becomes of it when it is idle.
+    pub on_idle: OnIdle,
+    /// How long nothing may go on before it is idle; none: it never is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<String>, example = "15s")]
+    pub idle_after: Option<Span>,
+    /// Why it is awake; none while it is not.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "bytes passed")]
+    pub awake: Option<String>,
+    /// Seconds until it is idle, if nothing goes on meanwhile; none where nobody knows.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub idle_in: Option<u64>,
+    /// Seconds until it is removed; none: not by itself.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub expires_in: Option<u64>,
+    /// How often it was woken since the daemon began.
+    #[serde(default)]
+    pub wakes: u64,
     /// When it was created, RFC 3339 in UTC; left out where the journal's word for it is damaged.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub created: Option<String>,

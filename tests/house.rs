@@ -137,7 +137,7 @@ fn only_what_is_recorded_or_shown_reads_the_wall_clock() {
     let allowed = [
         ("src/api/events.rs", 1),             // `since 10m`
         ("lifecycle/src/keeper/birth.rs", 1), // when it was created
-        ("lifecycle/src/acts.rs", 1),         // the guest's clock is set
+        ("lifecycle/src/acts/agent.rs", 1),   // the guest's clock is set
         ("egress/src/flows.rs", 1),           // where flow numbers begin
         ("src/auditlog/files.rs", 1),         // whether it was set back: another file begins
         ("vmm/src/qemu/command.rs", 1),       // the guest's clock at boot

@@ -1,98 +1,34 @@
-//! What each act of the machine does: the only file of this room that touches taps, processes and
+//! What each act of the machine does: the only module of this room that touches taps, processes and
 //! the agent. Every undoing is good for things that are not there.
 
-use std::io::{self, Read};
+mod agent;
+mod drivers;
+mod sleep;
+
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use agent::{Decoder, Exec, FromGuest, FromHost, Message};
-use egress::{Attachment, GuestStream, Router};
+use egress::{Attachment, Router};
 use fault::Point;
 use policy::{PolicyHandle, SandboxName, Slot, Subject};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{sleep, timeout};
-use vmm::{External, Hypervisor, Qemu};
+use tokio::time::timeout;
+use vmm::Hypervisor;
 
 use crate::config::Config;
-use crate::error::{Error, Field};
+use crate::error::Error;
 use crate::machine::Act;
 use crate::sandbox::Driver;
 use crate::state::State;
 use crate::store::Record;
 
-/// How long an agent that listens may take to say who it is.
-const HELLO: Duration = Duration::from_secs(5);
+pub(crate) use crate::acts::agent::{exec, hello};
+pub(crate) use crate::acts::drivers::Hypervisors;
+
 /// The pause between two tries to reach an agent that does not listen yet.
 const AGAIN: Duration = Duration::from_millis(50);
-
-/// The drivers of this node.
-#[derive(Debug)]
-pub(crate) struct Hypervisors {
-    qemu: Qemu,
-    external: External,
-    image_dir: PathBuf,
-}
-
-impl Hypervisors {
-    pub(crate) fn new(config: &Config) -> Self {
-        let netns = config.netns.clone();
-        Self {
-            qemu: Qemu::new(&config.qemu),
-            external: External { netns, hooks: config.hooks.clone() },
-            image_dir: config.image_dir.clone(),
-        }
-    }
-
-    /// Refuses a driver that cannot start anything on this node.
-    pub(crate) fn check(&self, driver: Driver) -> Result<(), Error> {
-        let missing = match driver {
-            Driver::External => return Ok(()),
-            Driver::Qemu => ["vmlinuz", "initrd.img", "root.ext4"]
-                .into_iter()
-                .find(|file| !self.image_dir.join(file).is_file()),
-        };
-        let Some(missing) = missing else { return Ok(()) };
-        Err(Error::NoImage(self.image_dir.join(missing)))
-    }
-
-    /// Bytes that the disk of a sandbox of this driver can grow to: what its process may write is bounded
-    /// by the size of the image's. None of ours for somebody else's.
-    pub(crate) async fn disk(&self, driver: Driver) -> u64 {
-        match driver {
-            Driver::External => 0,
-            Driver::Qemu => {
-                let base = tokio::fs::metadata(self.image_dir.join("root.ext4")).await;
-                base.map_or(0, |base| base.len())
-            }
-        }
-    }
-
-    /// Finds out how guests run here, if any can.
-    pub(crate) async fn warm(&self) {
-        if self.check(Driver::Qemu).is_ok() {
-            self.qemu.accel().await;
-        }
-    }
-
-    /// Whether what runs a sandbox is alive.
-    pub(crate) fn is_running(&self, record: &Record) -> bool {
-        record.process.as_ref().is_some_and(|process| match record.driver {
-            Driver::Qemu => self.qemu.is_running(process),
-            Driver::External => self.external.is_running(process),
-        })
-    }
-
-    /// Takes up what an earlier daemon started; false when it is gone.
-    pub(crate) async fn adopt(&self, record: &Record) -> bool {
-        let Some(process) = &record.process else { return false };
-        match record.driver {
-            Driver::Qemu => self.qemu.adopt(process).await,
-            Driver::External => self.external.adopt(process).await,
-        }
-    }
-}
 
 /// The acts of one sandbox.
 #[derive(Debug)]
@@ -119,11 +55,16 @@ impl Acts {
         self.hypervisors.is_running(record)
     }
 
+    pub(crate) fn hypervisors(&self) -> &Hypervisors {
+        &self.hypervisors
+    }
+
+    /// Does it. `hears` says whether the guest can hear a power button.
     pub(crate) async fn perform(
         &mut self,
         act: Act,
         record: &mut Record,
-        greeted: bool,
+        hears: bool,
     ) -> Result<(), Error> {
         let name = record.name.clone();
         let done = match act {
@@ -131,7 +72,19 @@ impl Acts {
             Act::RaiseFence => self.raise_fence(record).await,
             Act::StartProcess => self.start_process(record).await,
             Act::GreetAgent => self.greet_agent(record).await,
-            Act::StopProcess => self.stop_process(record, greeted).await,
+            Act::Hold => self.router.hold(record.slot).await.map(drop).map_err(boxed),
+            Act::Pause => self.pause(record).await,
+            Act::Checkpoint => self.router.checkpoint(record.slot).await.map(drop).map_err(boxed),
+            Act::Save => self.save(record).await,
+            Act::OpenTap => self.open_tap(record.slot).await,
+            Act::CheckFence => self.router.assure_fence(record.slot).await.map_err(boxed),
+            Act::Prepare => self.prepare(record).await,
+            Act::Rebuild => self.router.rebuild(record.slot).await.map(drop).map_err(boxed),
+            Act::Unpause => self.unpause(record).await,
+            Act::Refresh => self.refresh(record).await,
+            Act::Release => self.router.release(record.slot).await.map_err(boxed),
+            Act::Discard => self.discard(record).await,
+            Act::StopProcess => self.stop_process(record, hears).await,
             Act::LowerFence => self.router.detach(record.slot).await.map(drop).map_err(boxed),
             Act::DeleteTap => self.delete_tap(record.slot).await,
             Act::RemoveFiles => self.remove_files(&record.name).await,
@@ -190,7 +143,7 @@ impl Acts {
                     Ok(_stream) => return Ok(()),
                     Err(error) => tracing::trace!(sandbox = %record.name, %error, "no agent yet"),
                 }
-                sleep(AGAIN).await;
+                tokio::time::sleep(AGAIN).await;
             }
         });
         let problem = match greeted.await {
@@ -210,11 +163,11 @@ impl Acts {
         Err(boxed(Error::Boot { problem, console }))
     }
 
-    async fn stop_process(&mut self, record: &mut Record, greeted: bool) -> Result<(), Boxed> {
+    async fn stop_process(&mut self, record: &mut Record, hears: bool) -> Result<(), Boxed> {
         self.tap = None;
         let qemu = self.hypervisors.qemu.clone();
-        // A guest that still boots heeds no power button, and has nothing to lose.
-        let qemu = if greeted { qemu } else { qemu.with_grace(Duration::ZERO) };
+        // A guest that still boots, or stands still, heeds no power button, and has nothing to lose.
+        let qemu = if hears { qemu } else { qemu.with_grace(Duration::ZERO) };
         let process = match record.driver {
             // A daemon that died between the start and its note left a process only QEMU's own
             // traces lead to.
@@ -258,27 +211,11 @@ impl Acts {
     }
 
     fn describe(&self, record: &Record) -> vmm::Machine {
-        let image = |file: &str| self.config.image_dir.join(file);
-        vmm::Machine {
-            name: record.name.clone(),
-            tenant: record.tenant.clone(),
-            slot: record.slot,
-            memory_mib: record.memory_mib,
-            vcpus: record.vcpus,
-            kernel: image("vmlinuz"),
-            initrd: image("initrd.img"),
-            cmdline: String::new(),
-            base: image("root.ext4"),
-            disk: self.state_dir(&record.name).join("disk.qcow2"),
-            memory: self.memory_dir(&record.name).join("memory"),
-            state: self.state_dir(&record.name).join("state"),
-            run_dir: self.run_dir(&record.name),
-            uid: self.uid(record.slot),
-        }
+        describe(&self.config, record)
     }
 
     fn uid(&self, slot: Slot) -> u32 {
-        self.config.uid_base + u32::from(slot.number())
+        uid(&self.config, slot)
     }
 
     fn run_dir(&self, name: &SandboxName) -> PathBuf {
@@ -294,82 +231,31 @@ impl Acts {
     }
 }
 
-/// Starts a command: connects to the agent, hears its hello, says what to run.
-pub(crate) async fn exec(
-    router: &Router,
-    record: &Record,
-    exec: &Exec,
-) -> Result<GuestStream, Error> {
-    let mut bytes = Vec::new();
-    FromHost::Exec(exec.clone()).encode(&mut bytes).map_err(|error| {
-        let fix = "pass what is long as standard input or as a file";
-        Error::Invalid(Field::new("argv", "", &format!("is too long: {error}"), fix))
-    })?;
-    let mut stream = hello(router, record).await?;
-    let sent = stream.write_all(&bytes).await;
-    sent.map_err(|error| mute(record, format!("went away: {error}")))?;
-    Ok(stream)
-}
-
-/// Connects to the agent, hears its hello, and tells it the time and random bytes: both may have stood
-/// still, and nothing of a connection tells whether.
-async fn hello(router: &Router, record: &Record) -> Result<GuestStream, Error> {
-    let port = policy::net::AGENT_PORT;
-    let mut stream = router.connect(record.slot, port).await.map_err(|source| Error::Agent {
+/// The machine of a sandbox, as its driver is to run it.
+fn describe(config: &Config, record: &Record) -> vmm::Machine {
+    let image = |file: &str| config.image_dir.join(file);
+    let state_dir = below(&config.state_dir, &record.name);
+    let memory_dir = below(&config.memory_dir, &record.name);
+    vmm::Machine {
         name: record.name.clone(),
-        problem: "cannot be reached".to_owned(),
-        source: Some(Box::new(source)),
-    })?;
-    greet(&mut stream).await.map_err(|problem| mute(record, problem))?;
-    Ok(stream)
-}
-
-/// An agent that is reached and does not do as it should.
-fn mute(record: &Record, problem: String) -> Error {
-    Error::Agent { name: record.name.clone(), problem, source: None }
-}
-
-async fn greet(stream: &mut GuestStream) -> Result<(), String> {
-    let said = timeout(HELLO, first_word(stream)).await;
-    let hello = match said {
-        Ok(Ok(FromGuest::Hello(hello))) if hello.version == agent::VERSION => hello,
-        Ok(Ok(FromGuest::Hello(hello))) => {
-            return Err(format!("speaks version {}, not {}", hello.version, agent::VERSION));
-        }
-        Ok(Ok(_)) => return Err("did not begin with a hello".to_owned()),
-        Ok(Err(problem)) => return Err(problem),
-        Err(_) => return Err(format!("said nothing within {HELLO:?}")),
-    };
-    let now = fault::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let clock = FromHost::Clock(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
-    let mut bytes = Vec::new();
-    clock.encode(&mut bytes).map_err(|error| error.to_string())?;
-    if hello.reseeds {
-        let fresh = fresh().map_err(|error| format!("gets no entropy: {error}"))?;
-        FromHost::Entropy(fresh).encode(&mut bytes).map_err(|error| error.to_string())?;
+        tenant: record.tenant.clone(),
+        slot: record.slot,
+        memory_mib: record.memory_mib,
+        vcpus: record.vcpus,
+        kernel: image("vmlinuz"),
+        initrd: image("initrd.img"),
+        cmdline: String::new(),
+        base: image("root.ext4"),
+        disk: state_dir.join("disk.qcow2"),
+        memory: memory_dir.join("memory"),
+        state: state_dir.join("state"),
+        run_dir: below(&config.run_dir, &record.name),
+        uid: uid(config, record.slot),
     }
-    stream.write_all(&bytes).await.map_err(|error| format!("went away: {error}"))
 }
 
-/// Random bytes of the host's, for a guest whose own may have been slept over or copied.
-fn fresh() -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; 32];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Reads one message and not a byte more, since what follows belongs to whoever gets the stream.
-async fn first_word(stream: &mut GuestStream) -> Result<FromGuest, String> {
-    let mut decoder = Decoder::default();
-    loop {
-        let byte = stream.read_u8().await.map_err(|error| format!("went away: {error}"))?;
-        decoder.push(&[byte]);
-        match decoder.message() {
-            Ok(Some(message)) => return Ok(message),
-            Ok(None) => {}
-            Err(error) => return Err(format!("broke the protocol: {error}")),
-        }
-    }
+fn uid(config: &Config, slot: Slot) -> u32 {
+    config.uid_base + u32::from(slot.number())
 }
 
 type Boxed = Box<dyn std::error::Error + Send + Sync>;

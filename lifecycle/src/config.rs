@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::terms::DefaultTerms;
+
 /// What the room needs to know about this node.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -33,6 +35,12 @@ pub struct Config {
     pub boot_deadline: Duration,
     /// The first of the user ids that microVM processes run as; slot `n` runs as this plus `n`.
     pub uid_base: u32,
+    /// How long sandboxes live and what becomes of idle ones, where nothing else is asked for.
+    pub terms: DefaultTerms,
+    /// How many sandboxes are woken at once; others wait their turn.
+    pub wakes: usize,
+    /// How long whoever wants something of a sandbox that sleeps waits for it.
+    pub wake_deadline: Duration,
     /// The operator's hooks for sandboxes of the driver `external`.
     pub hooks: vmm::external::Hooks,
 }

@@ -1,10 +1,13 @@
 //! One task per sandbox, the only writer of its state: it asks the machine what comes next, notes it
-//! in the journal, does it, and publishes. Verbs are queued; a caller that goes away changes nothing,
-//! and a panic is the failure of what was being done.
+//! in the journal, does it, and publishes. Verbs are queued, and heard between two acts; a caller that goes
+//! away changes nothing, and a panic is the failure of what was being done.
+
+mod rest;
+mod settled;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fault::Point;
@@ -16,12 +19,18 @@ use tokio::time::Instant;
 
 use crate::acts::Acts;
 use crate::error::{Error, chain};
+use crate::idle::Why;
 use crate::machine::{Act, Left, Machine};
 use crate::policies::Policies;
 use crate::reason::Reason;
 use crate::sandbox::{Driver, Progress, Sandbox};
 use crate::state::State;
 use crate::store::{Record, Store};
+use crate::threads::locked;
+
+pub use crate::driver::rest::Call;
+pub(crate) use crate::driver::rest::{Calls, Reply, Rest, Shown};
+pub(crate) use crate::driver::settled::LONGEST_LEASE;
 
 /// How often a running process is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -45,9 +54,16 @@ pub(crate) struct Published {
 }
 
 /// Something is wanted of a sandbox.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum Verb {
     Remove,
+    /// It is to run, for whoever wants something of its guest.
+    Wake(Reply),
+    Standby(Reply),
+    /// It is to be awake for so long.
+    KeepAwake(Duration, Reply),
+    /// It is to live so long from now, or as long as it was given.
+    Renew(Option<Duration>, Reply),
 }
 
 /// Everything one driver uses.
@@ -63,6 +79,9 @@ pub(crate) struct Task {
     /// Set by who wants it removed by force, before the wish is sent.
     pub(crate) forced: Arc<AtomicBool>,
     pub(crate) published: watch::Sender<Published>,
+    pub(crate) rest: Rest,
+    /// Where it rested last.
+    pub(crate) arrived: Option<State>,
 }
 
 impl Task {
@@ -82,7 +101,11 @@ impl Task {
     async fn travel(&mut self) {
         let began = Instant::now();
         loop {
-            self.heed();
+            self.heed_force();
+            while let Ok(verb) = self.verbs.try_recv() {
+                self.heed(verb).await;
+            }
+            self.turn_round();
             let Some(act) = self.machine.next() else {
                 if self.settle().await {
                     continue;
@@ -95,7 +118,7 @@ impl Task {
             // needs no note: the next daemon would only undo again. Nor does what ran before: the journal
             // has it as running.
             match self.note().await {
-                Err(error) if act.makes() && !self.machine.greeted() => {
+                Err(error) if act.puts_to_sleep() || act.makes() && !self.machine.greeted() => {
                     if !self.refused(act, error).await {
                         return;
                     }
@@ -110,16 +133,7 @@ impl Task {
             }
             let (before, after) = act.points();
             fault::at(before);
-            let greeted = self.machine.greeted();
-            let done = tokio::select! {
-                biased;
-                done = self.acts.perform(act, &mut self.record, greeted) => done,
-                // Only waiting for the guest is worth interrupting; all else is short and whole.
-                Some(Verb::Remove) = self.verbs.recv(), if act == Act::GreetAgent => {
-                    self.machine.remove();
-                    continue;
-                }
-            };
+            let Some(done) = self.perform(act).await else { continue };
             fault::at(after);
             match done {
                 Ok(()) => self.machine.done(act),
@@ -132,16 +146,55 @@ impl Task {
         }
     }
 
+    /// Does it; none when somebody wanted the sandbox removed meanwhile.
+    async fn perform(&mut self, act: Act) -> Option<Result<(), Error>> {
+        let hears = self.machine.hears();
+        let (mut heard, mut listens) = (Vec::new(), act == Act::GreetAgent);
+        let done = {
+            let performing = self.acts.perform(act, &mut self.record, hears);
+            tokio::pin!(performing);
+            loop {
+                tokio::select! {
+                    biased;
+                    done = &mut performing => break Some(done),
+                    // Only waiting for the guest is worth interrupting; all else is short and whole.
+                    verb = self.verbs.recv(), if listens => match verb {
+                        Some(Verb::Remove) => break None,
+                        Some(verb) => heard.push(verb),
+                        None => listens = false,
+                    },
+                }
+            }
+        };
+        for verb in heard {
+            self.heed(verb).await;
+        }
+        if done.is_none() {
+            self.machine.remove();
+        }
+        done
+    }
+
     /// An act failed; gives whether the journey goes on.
     async fn refused(&mut self, act: Act, error: Error) -> bool {
         tracing::warn!(sandbox = %self.record.name, doing = act.doing(), error = chain(&error), "act failed");
+        if act == Act::Unpause && self.acts.hypervisors().saved(&self.record).await.is_none() {
+            self.record.saved = None;
+            self.machine.used_up();
+        }
+        let greeted = self.machine.greeted();
         if error.is_lasting() {
             self.machine.failed_for_good(act);
         } else {
             self.machine.failed(act);
         }
+        if act == Act::Prepare && error.is_unusable() {
+            self.machine.lost();
+        } else if greeted && act.needs_its_process() && !self.acts.is_running(&self.record) {
+            self.machine.process_gone();
+        }
         let again = self.machine.next() == Some(act);
-        if again && act.makes() {
+        if again && act.makes() && !self.machine.is_asleep() {
             return self.shut_in(error).await;
         }
         self.blame(error);
@@ -159,14 +212,20 @@ impl Task {
     /// Waits before the next try, less long where somebody wants it removed; gives whether the journey goes
     /// on.
     async fn pause(&mut self, pause: Duration) -> bool {
-        tokio::select! {
-            verb = self.verbs.recv() => match verb {
-                Some(Verb::Remove) => self.machine.remove(),
-                None => return false,
-            },
-            () = tokio::time::sleep(pause) => {}
+        let over = Instant::now() + pause;
+        loop {
+            tokio::select! {
+                verb = self.verbs.recv() => {
+                    let Some(verb) = verb else { return false };
+                    let removed = matches!(verb, Verb::Remove);
+                    self.heed(verb).await;
+                    if removed {
+                        return true;
+                    }
+                }
+                () = tokio::time::sleep_until(over) => return true,
+            }
         }
-        true
     }
 
     /// The fence of a guest that ran before this daemon could not be raised. Shuts it in and says so, and
@@ -231,7 +290,7 @@ impl Task {
     }
 
     /// Takes up that it is to be removed by force, whatever has failed until now.
-    fn heed(&mut self) {
+    fn heed_force(&mut self) {
         if self.forced.load(Ordering::Acquire) && !self.machine.is_forced() {
             self.machine.force();
             self.published.send_modify(|seen| {
@@ -269,7 +328,7 @@ impl Task {
                 let process = self.machine.left() == Left::Process;
                 let forgotten = self.policies.forget(&self.record, process).await;
                 let Err(error) = forgotten else { break };
-                self.heed();
+                self.heed_force();
                 self.unnoted(&error);
                 self.published.send_modify(|seen| {
                     seen.state = State::Deleting;
@@ -291,45 +350,11 @@ impl Task {
             }
             return false;
         }
-        let mut noted = true;
-        if let Err(error) = self.note().await {
-            self.unnoted(&error);
-            if state == State::Running && self.record.state == State::Creating {
-                // The next daemon would take it for half made, and remove what runs.
-                self.blame(error);
-                self.machine.remove();
-                return true;
-            }
-            noted = false;
-        }
-        fault::at(Point::RunningNoted);
-        let outcome = if state == State::Failed { Outcome::Fail } else { Outcome::Allow };
-        self.audit(outcome, state.as_str());
-        self.publish(None);
-        let mut look = tokio::time::interval(LOOK);
-        loop {
-            tokio::select! {
-                verb = self.verbs.recv() => match verb {
-                    Some(Verb::Remove) => {
-                        self.machine.remove();
-                        return true;
-                    }
-                    None => return false,
-                },
-                _ = look.tick(), if state == State::Running || !noted => {
-                    noted = noted || self.note().await.is_ok();
-                    if state == State::Running && self.ended() {
-                        return true;
-                    }
-                }
-            }
-        }
+        self.rest_in(state).await
     }
 
     async fn note(&self) -> Result<(), Error> {
-        let record = &self.record;
-        let state = self.machine.state();
-        self.store.note(&record.name, state, record.process.clone(), record.reason.clone()).await
+        self.store.note(&self.record, self.machine.state()).await
     }
 
     fn unnoted(&self, error: &Error) {
@@ -369,12 +394,16 @@ pub(crate) struct Handle {
     pub(crate) verbs: mpsc::Sender<Verb>,
     pub(crate) forced: Arc<AtomicBool>,
     pub(crate) published: watch::Receiver<Published>,
+    pub(crate) calls: Calls,
+    pub(crate) shown: Arc<Mutex<Shown>>,
 }
 
 impl Handle {
     pub(crate) fn view(&self, netns: &str, egress: &[std::net::IpAddr]) -> Sandbox {
         let seen = self.published.borrow().clone();
         let record = &self.record;
+        let shown = *locked(&self.shown);
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let in_force = self.policy.load();
         let mode = if in_force.observes() { PolicyMode::Observe } else { PolicyMode::Enforce };
         Sandbox {
@@ -394,6 +423,12 @@ impl Handle {
             mode,
             closed_by: None,
             pid: seen.pid,
+            on_idle: shown.on_idle,
+            idle_after: shown.idle_after,
+            awake: shown.awake.map(Why::as_str),
+            sleeps_in: shown.sleeps_at.map(left),
+            expires_in: shown.ends_at.map(left),
+            wakes: shown.wakes,
             created: record.created,
         }
     }

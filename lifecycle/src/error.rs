@@ -135,6 +135,25 @@ pub enum Error {
     /// There is no image to make guests of.
     #[error("needs the guest image, but {} is missing", .0.display())]
     NoImage(PathBuf),
+    /// A port of the guest could not be reached.
+    #[error("port {port} of {name} cannot be reached")]
+    Port {
+        /// The sandbox.
+        name: SandboxName,
+        /// The port.
+        port: u16,
+        /// Why.
+        #[source]
+        source: Box<egress::Error>,
+    },
+    /// The guest was not woken in time; that goes on.
+    #[error("{name} was not woken within {limit:?}; it may be a moment later")]
+    Late {
+        /// The sandbox.
+        name: SandboxName,
+        /// How long was waited.
+        limit: std::time::Duration,
+    },
     /// The store could not be read or written.
     #[error("{doing} in the store {path}")]
     Store {
@@ -194,6 +213,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether what a machine was saved as is of no use, now and later.
+    pub(crate) fn is_unusable(&self) -> bool {
+        matches!(self, Self::Step { source, .. }
+            if matches!(source.downcast_ref(), Some(vmm::Error::Unusable { .. })))
+    }
+
     /// Whether trying again cannot help: a tap that is gone does not come back to what held it.
     pub(crate) fn is_lasting(&self) -> bool {
         matches!(self, Self::Step { source, .. }
@@ -215,7 +240,7 @@ impl Error {
             Self::Reserve { .. } => {
                 "the disk with the state has less free than is kept for the journal".to_owned()
             }
-            // What these say of themselves is a tenant's or nobody's; `Router` and `Agent` keep to
+            // What these say of themselves is a tenant's or nobody's; `Router`, `Port` and `Agent` keep to
             // themselves what caused them.
             Self::Invalid(_)
             | Self::Share(_)
@@ -230,6 +255,8 @@ impl Error {
             | Self::Resting(_)
             | Self::Agent { .. }
             | Self::Router { .. }
+            | Self::Port { .. }
+            | Self::Late { .. }
             | Self::Panicked
             | Self::Stopping => self.to_string(),
         }
@@ -246,6 +273,7 @@ impl Error {
             | Self::Boot { .. }
             | Self::Reserve { .. }
             | Self::Agent { .. }
+            | Self::Port { .. }
             | Self::Router { .. } => Some(chain(self)),
             _ => None,
         }

@@ -6,6 +6,7 @@
 
 mod birth;
 mod found;
+mod rest;
 mod room;
 mod writes;
 
@@ -18,13 +19,13 @@ use egress::{GuestStream, Router};
 use fault::Point;
 use policy::audit::{Kind, Outcome};
 use policy::{AuditRecord, PolicyHandle, SandboxName, TenantName, Trail};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::acts::{Acts, Hypervisors};
 use crate::config::Config;
-use crate::driver::{Handle, Published, Task, Verb};
+use crate::driver::{Call, Handle, Published, Rest, Task, Verb};
 use crate::error::{Error, Field};
 use crate::machine::{Left, Machine};
 use crate::policies::Policies;
@@ -36,6 +37,9 @@ use crate::store::{Record, Store};
 use crate::threads::{joined, locked};
 
 pub use found::{Found, Holder};
+
+/// Verbs that wait for one driver; whoever asks for more waits until it has heard some.
+const VERBS: usize = 16;
 
 /// The room. Clones are the same.
 #[derive(Clone, Debug)]
@@ -52,6 +56,8 @@ struct Shared {
     handles: Mutex<BTreeMap<SandboxName, Handle>>,
     slots: Slots,
     _clearing: AbortOnDropHandle<()>,
+    /// Turns of those that are woken at once.
+    wakes: Arc<Semaphore>,
     /// One birth at a time takes a name and a slot.
     births: tokio::sync::Mutex<()>,
     drivers: TaskTracker,
@@ -70,6 +76,7 @@ impl Keeper {
         let uid_base = config.uid_base;
         let clearing =
             reconcile::clear_stuck(router.clone(), slots.clone(), store.clone(), uid_base);
+        let wakes = Arc::new(Semaphore::new(config.wakes.max(1)));
         let keeper = Self(Arc::new(Shared {
             _clearing: AbortOnDropHandle::new(tokio::spawn(clearing)),
             slots,
@@ -80,6 +87,7 @@ impl Keeper {
             policies,
             trail,
             handles: Mutex::default(),
+            wakes,
             births: tokio::sync::Mutex::default(),
             drivers: TaskTracker::new(),
         }));
@@ -105,7 +113,7 @@ impl Keeper {
         for mut record in records {
             shared.slots.take_this(record.slot);
             let machine = reconcile::judge(&shared.hypervisors, &mut record).await;
-            let runs = machine.state() == State::Running;
+            let runs = matches!(machine.state(), State::Running | State::Saving);
             let handle = self.drive(record, machine);
             // A hook that hangs is waited for by who asks about its sandbox, and by nobody else.
             adopted.extend(runs.then_some(handle));
@@ -163,26 +171,16 @@ impl Keeper {
         ask_to_go(found, true).await
     }
 
-    /// Starts a command in a running guest: a stream on which the agent has been told what to run;
-    /// both directions carry the agent's frames from here on.
+    /// Starts a command in a guest, which is woken for it: a stream on which the agent has been told what
+    /// to run; both directions carry the agent's frames from here on. The guest is not put to sleep by
+    /// itself before the call is dropped.
     pub async fn exec(
         &self,
         found: &Found,
         exec: &agent::Exec,
         actor: &Actor,
-    ) -> Result<GuestStream, Error> {
+    ) -> Result<(GuestStream, Call), Error> {
         let handle = found.handle();
-        let state = handle.published.borrow().state;
-        if state == State::Gone {
-            return Err(Error::NotFound(found.name().to_string()));
-        }
-        if state != State::Running {
-            return Err(Error::WrongState {
-                name: found.name().clone(),
-                state: state.as_str(),
-                problem: "a command needs a running guest".to_owned(),
-            });
-        }
         if exec.argv.is_empty() {
             let fix = "give the command and its arguments as a list";
             return Err(Error::Invalid(Field::new("argv", "[]", "is empty", fix)));
@@ -190,7 +188,8 @@ impl Keeper {
         let program = exec.argv.first().map(|program| policy::audit::shown(program));
         let detail = format!("exec {}", program.unwrap_or_default());
         self.0.trail.record(self.control(&handle.record, actor, &detail));
-        crate::acts::exec(&self.0.router, &handle.record, exec).await
+        let call = self.awake(handle, "a command needs a running guest").await?;
+        Ok((crate::acts::exec(&self.0.router, &handle.record, exec).await?, call))
     }
 
     /// How many slots are kept from use because something of their last guest would not go.
@@ -232,7 +231,8 @@ impl Keeper {
         // Locked until the handle can be found: a policy put in force in between would pass it by.
         let in_force = shared.policies.in_force();
         let policy = PolicyHandle::new(in_force.over(&record.name, &record.tenant));
-        let (verbs, inbox) = mpsc::channel(1);
+        let (verbs, inbox) = mpsc::channel(VERBS);
+        let rest = Rest::new(record.terms.clone(), Arc::clone(&shared.wakes));
         let (published, seen) = watch::channel(Published {
             state: machine.state(),
             reason: record.reason.clone(),
@@ -255,6 +255,8 @@ impl Keeper {
             verbs,
             forced: Arc::clone(&forced),
             published: seen,
+            calls: rest.calls.clone(),
+            shown: Arc::clone(&rest.shown),
         };
         locked(&shared.handles).insert(record.name.clone(), handle.clone());
         drop(in_force);
@@ -268,6 +270,8 @@ impl Keeper {
             verbs: inbox,
             forced,
             published,
+            rest,
+            arrived: None,
         };
         let drivers = shared.drivers.clone();
         drivers.spawn(async move {
@@ -295,8 +299,8 @@ impl Keeper {
 /// Asks for the end of a sandbox and waits for it, or for why it has to be waited for. Gives what is left.
 async fn ask_to_go(found: &Found, forced: bool) -> Result<Option<String>, Error> {
     let mut handle = found.handle().clone();
-    // A full queue holds the same wish already.
-    let _ = handle.verbs.try_send(Verb::Remove);
+    // A driver that has ended has nothing left to remove.
+    let _ = handle.verbs.send(Verb::Remove).await;
     loop {
         let seen = handle.published.borrow_and_update().clone();
         match (seen.state, seen.error) {

@@ -1,88 +1,72 @@
 //! The order of a sandbox's journey, as a value: what is made, what is wanted, what comes next.
 //!
 //! ```text
-//!  create --> creating --> running --process gone--> failed
-//!                 |           |                        |
-//!                 +-- error --+------- remove ---------+--> deleting --> gone
+//!  create --> creating --> running <------- resuming <--+
+//!                 |         |  ^  ^             |       | wake
+//!                 |         v  |  | error       v       |
+//!                 |       saving -+-------> standby ----+
+//!                 +-- error, end of its process: failed; remove, from everywhere: deleting --> gone
 //! ```
-//! Pure: no clock, no I/O. Things are made in the order of [`Act`] and undone in reverse; the fence
-//! stands before anything can speak; an error while undoing is counted and the undoing goes on.
+//! Pure: no clock, no I/O. What exists is a set of facts, and what comes next follows from them and from
+//! what is wanted: a save that fails goes back the way a wake comes. The fence stands before anything can
+//! speak, what was saved is used up before the first instruction, and what is undone is undone in reverse.
 
-use fault::Point;
+mod act;
 
 use crate::state::State;
 
-/// One thing to do. Every one that undoes may be asked for when there is nothing to undo.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
-    MakeTap,
-    RaiseFence,
-    StartProcess,
-    GreetAgent,
-    StopProcess,
-    LowerFence,
-    DeleteTap,
-    RemoveFiles,
-}
-
-impl Act {
-    /// What is being done, for progress and errors.
-    pub(crate) const fn doing(self) -> &'static str {
-        match self {
-            Self::MakeTap => "making the tap of",
-            Self::RaiseFence => "raising the fence around",
-            Self::StartProcess => "starting the microVM of",
-            Self::GreetAgent => "waiting for the guest of",
-            Self::StopProcess => "stopping the microVM of",
-            Self::LowerFence => "lowering the fence around",
-            Self::DeleteTap => "deleting the tap of",
-            Self::RemoveFiles => "removing the files of",
-        }
-    }
-
-    /// Where a test can end the daemon before it is done, and after.
-    pub(crate) const fn points(self) -> (Point, Point) {
-        match self {
-            Self::MakeTap => (Point::TapToMake, Point::TapMade),
-            Self::RaiseFence => (Point::FenceToRaise, Point::FenceRaised),
-            Self::StartProcess => (Point::ProcessToStart, Point::ProcessStarted),
-            Self::GreetAgent => (Point::AgentToGreet, Point::AgentGreeted),
-            Self::StopProcess => (Point::ProcessToStop, Point::ProcessStopped),
-            Self::LowerFence => (Point::FenceToLower, Point::FenceLowered),
-            Self::DeleteTap => (Point::TapToDelete, Point::TapDeleted),
-            Self::RemoveFiles => (Point::FilesToRemove, Point::FilesRemoved),
-        }
-    }
-
-    /// Whether it makes something; all others undo.
-    pub(crate) const fn makes(self) -> bool {
-        matches!(self, Self::MakeTap | Self::RaiseFence | Self::StartProcess | Self::GreetAgent)
-    }
-}
+pub(crate) use act::Act;
 
 /// What is wanted of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goal {
     Run,
+    Sleep,
     Fail,
     Remove,
 }
 
 /// Which things of a sandbox exist, or may exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Made {
-    pub(crate) tap: bool,
-    pub(crate) fence: bool,
-    pub(crate) process: bool,
-    pub(crate) files: bool,
-    pub(crate) greeted: bool,
+struct Made {
+    tap: bool,
+    fence: bool,
+    process: bool,
+    files: bool,
+    greeted: bool,
+    /// Nothing is delivered to it.
+    held: bool,
+    paused: bool,
+    /// Its connections are values.
+    kept: bool,
+    /// What is not memory was written down whole: there is no process, or one that has not run.
+    saved: bool,
+    /// We have its tap open, for the process that is to come.
+    open: bool,
+    /// Its fence was looked at since it fell asleep.
+    checked: bool,
+    /// It does not know how long it slept.
+    stale: bool,
 }
 
 impl Made {
-    const NOTHING: Self =
-        Self { tap: false, fence: false, process: false, files: false, greeted: false };
+    const NOTHING: Self = Self {
+        tap: false,
+        fence: false,
+        process: false,
+        files: false,
+        greeted: false,
+        held: false,
+        paused: false,
+        kept: false,
+        saved: false,
+        open: false,
+        checked: false,
+        stale: false,
+    };
     const ANYTHING: Self =
-        Self { tap: true, fence: true, process: true, files: true, greeted: false };
+        Self { tap: true, fence: true, process: true, files: true, ..Self::NOTHING };
+    const RUNNING: Self = Self { greeted: true, ..Self::ANYTHING };
 }
 
 /// One sandbox's journey.
@@ -90,6 +74,8 @@ impl Made {
 pub(crate) struct Machine {
     goal: Goal,
     made: Made,
+    /// Since it fell asleep it has not run undisturbed.
+    woken: bool,
     tries: u8,
     left: Left,
     forced: bool,
@@ -111,32 +97,66 @@ const TRIES: u8 = 3;
 const TAKEOVER_TRIES: u8 = 60;
 
 impl Machine {
+    const fn new(goal: Goal, made: Made) -> Self {
+        Self { goal, made, woken: false, tries: 0, left: Left::Nothing, forced: false }
+    }
+
     /// A sandbox of which nothing exists yet.
     pub(crate) const fn create() -> Self {
-        Self { goal: Goal::Run, made: Made::NOTHING, tries: 0, left: Left::Nothing, forced: false }
+        Self::new(Goal::Run, Made::NOTHING)
     }
 
     /// A sandbox that ran before this daemon did: all is there but the fence, which is raised anew.
     pub(crate) const fn adopt() -> Self {
-        let made = Made { fence: false, greeted: true, ..Made::ANYTHING };
-        Self { goal: Goal::Run, made, tries: 0, left: Left::Nothing, forced: false }
+        Self::new(Goal::Run, Made { fence: false, ..Made::RUNNING })
+    }
+
+    /// A sandbox that was on its way to sleep, or to wake, when its daemon died, and whose process is the
+    /// truth about it: it is to run, but may stand still, and its connections are gone.
+    pub(crate) const fn interrupted() -> Self {
+        let made = Made { fence: false, paused: true, stale: true, ..Made::RUNNING };
+        Self::new(Goal::Run, made)
+    }
+
+    /// A sandbox that sleeps: nothing of it runs, and its fence is raised when it is woken. A process
+    /// that was made from what it is, and has not run, is ended.
+    pub(crate) const fn asleep(process: bool) -> Self {
+        let made = Made { fence: false, process, saved: true, ..Made::RUNNING };
+        Self { woken: true, ..Self::new(Goal::Sleep, made) }
     }
 
     /// A sandbox that an earlier daemon left half made, half removed or failed.
     pub(crate) const fn leftover(state: State) -> Self {
-        let goal = match state {
-            State::Running | State::Failed => Goal::Fail,
-            State::Creating | State::Deleting | State::Gone => Goal::Remove,
-        };
-        Self { goal, made: Made::ANYTHING, tries: 0, left: Left::Nothing, forced: false }
+        let goal = if state.has_run() { Goal::Fail } else { Goal::Remove };
+        Self::new(goal, Made::ANYTHING)
+    }
+
+    /// A sandbox of an earlier daemon, by what the journal says and by what there is: a process, and a
+    /// whole saved state. Where that is, nothing has run since it was written, whatever was noted.
+    pub(crate) const fn found(state: State, process: bool, saved: bool) -> Self {
+        match state {
+            State::Running if process => Self::adopt(),
+            State::Saving if process => Self::interrupted(),
+            State::Standby | State::Resuming if process && !saved => Self::interrupted(),
+            State::Running | State::Saving | State::Standby | State::Resuming if saved => {
+                Self::asleep(process)
+            }
+            state => Self::leftover(state),
+        }
     }
 
     /// Its state. One that is adopted runs all the while: were it noted as anything else until its
     /// fence stands anew, a daemon that dies before that would have the next one remove it.
     pub(crate) const fn state(&self) -> State {
+        let made = &self.made;
         match self.goal {
-            Goal::Run if self.made.greeted => State::Running,
-            Goal::Run => State::Creating,
+            Goal::Run if !made.greeted => State::Creating,
+            Goal::Run if self.woken => State::Resuming,
+            Goal::Run if made.held || made.paused || made.kept => State::Saving,
+            Goal::Run => State::Running,
+            Goal::Sleep if !self.is_asleep() => State::Saving,
+            Goal::Sleep if made.process || matches!(self.left, Left::Process) => State::Resuming,
+            Goal::Sleep => State::Standby,
             Goal::Fail => State::Failed,
             Goal::Remove if self.next().is_none() => State::Gone,
             Goal::Remove => State::Deleting,
@@ -146,22 +166,49 @@ impl Machine {
     /// What to do next; none when it has arrived.
     pub(crate) const fn next(&self) -> Option<Act> {
         let made = &self.made;
+        let stuck = matches!(self.left, Left::Process);
         match self.goal {
+            Goal::Run if self.is_asleep() && !made.process => Some(self.next_to_load()),
             Goal::Run if !made.tap => Some(Act::MakeTap),
             Goal::Run if !made.fence => Some(Act::RaiseFence),
             Goal::Run if !made.process => Some(Act::StartProcess),
             Goal::Run if !made.greeted => Some(Act::GreetAgent),
+            Goal::Run if made.kept => Some(Act::Rebuild),
+            Goal::Run if made.paused => Some(Act::Unpause),
+            Goal::Run if made.held => Some(Act::Release),
+            Goal::Run if made.stale => Some(Act::Refresh),
             Goal::Run => None,
+            // What it was made from counts, not a process that has not run, and there are never two.
+            Goal::Sleep if self.is_asleep() && (made.process || made.open || stuck) => {
+                Some(Act::Discard)
+            }
+            Goal::Sleep if self.is_asleep() => None,
+            Goal::Sleep if !made.held => Some(Act::Hold),
+            Goal::Sleep if !made.paused => Some(Act::Pause),
+            Goal::Sleep if !made.kept => Some(Act::Checkpoint),
+            Goal::Sleep => Some(Act::Save),
             Goal::Fail | Goal::Remove if made.process => Some(Act::StopProcess),
             Goal::Fail | Goal::Remove if made.fence => Some(Act::LowerFence),
             Goal::Fail | Goal::Remove if made.tap => Some(Act::DeleteTap),
             // It has the slot's user, and may have the tap open: nobody forgets it while it is there.
-            Goal::Remove if matches!(self.left, Left::Process) && !self.forced => {
-                Some(Act::StopProcess)
-            }
+            Goal::Remove if stuck && !self.forced => Some(Act::StopProcess),
             // A failed sandbox keeps its console log for a person to read.
             Goal::Remove if made.files => Some(Act::RemoveFiles),
             Goal::Fail | Goal::Remove => None,
+        }
+    }
+
+    /// The way from files to a process that stands still, behind its fence.
+    const fn next_to_load(&self) -> Act {
+        let made = &self.made;
+        if !made.open {
+            Act::OpenTap
+        } else if !made.fence {
+            Act::RaiseFence
+        } else if !made.checked {
+            Act::CheckFence
+        } else {
+            Act::Prepare
         }
     }
 
@@ -177,6 +224,38 @@ impl Machine {
                 made.files = true;
             }
             Act::GreetAgent => made.greeted = true,
+            Act::Hold => made.held = true,
+            Act::Pause => made.paused = true,
+            Act::Checkpoint => made.kept = true,
+            Act::Save => {
+                made.process = false;
+                made.paused = false;
+                made.saved = true;
+                made.open = false;
+                made.checked = false;
+                self.woken = true;
+            }
+            Act::OpenTap => made.open = true,
+            Act::CheckFence => made.checked = true,
+            Act::Prepare => {
+                made.process = true;
+                made.paused = true;
+                made.open = false;
+            }
+            Act::Rebuild => made.kept = false,
+            Act::Unpause => {
+                made.saved = false;
+                made.paused = false;
+                made.stale |= self.woken;
+            }
+            Act::Refresh => made.stale = false,
+            Act::Release => made.held = false,
+            Act::Discard => {
+                made.process = false;
+                made.paused = false;
+                made.open = false;
+                self.left = Left::Nothing;
+            }
             Act::StopProcess => {
                 made.process = false;
                 made.greeted = false;
@@ -188,12 +267,17 @@ impl Machine {
             Act::DeleteTap => made.tap = false,
             Act::RemoveFiles => made.files = false,
         }
+        if matches!(self.goal, Goal::Run) && self.next().is_none() {
+            self.woken = false;
+        }
     }
 
     /// The act failed. Making turns round and undoes; undoing is tried again, then left behind. The
-    /// fence of a sandbox that ran before is tried for longer: it is shut in meanwhile.
+    /// fence of a sandbox that ran before is tried for longer: it is shut in meanwhile. Falling asleep
+    /// turns round, too, and so does waking as long as nothing has run.
     pub(crate) fn failed(&mut self, act: Act) {
         match act {
+            Act::RaiseFence if self.is_asleep() => self.again_or(Self::back_to_sleep),
             Act::RaiseFence if self.made.greeted && self.tries < TAKEOVER_TRIES => self.tries += 1,
             Act::MakeTap | Act::RaiseFence | Act::StartProcess | Act::GreetAgent => {
                 // It may have got half way, so it is undone too.
@@ -208,18 +292,52 @@ impl Machine {
                 }
                 self.tries = 0;
             }
-            Act::StopProcess | Act::LowerFence | Act::DeleteTap | Act::RemoveFiles => {
-                self.tries += 1;
-                let given_up = self.forced && matches!(act, Act::StopProcess);
-                if self.tries >= TRIES || given_up {
-                    self.done(act);
-                    self.left = self.left.max(match act {
-                        Act::StopProcess => Left::Process,
+            Act::Hold | Act::Pause | Act::Checkpoint | Act::Save => {
+                match act {
+                    Act::Hold => self.made.held = true,
+                    Act::Pause => self.made.paused = true,
+                    Act::Checkpoint => self.made.kept = true,
+                    _ => {}
+                }
+                self.goal = Goal::Run;
+                self.tries = 0;
+            }
+            Act::OpenTap | Act::CheckFence => self.again_or(Self::back_to_sleep),
+            Act::Prepare => {
+                // There may be a process, which ends first.
+                self.made.process = true;
+                self.back_to_sleep();
+            }
+            Act::Unpause if self.is_asleep() => self.again_or(Self::back_to_sleep),
+            Act::Unpause => self.again_or(Self::lost),
+            // Its guest runs, and is worth more than what it misses.
+            Act::Rebuild | Act::Release => self.again_or(|it| it.done(act)),
+            Act::Refresh => self.done(act),
+            Act::Discard
+            | Act::StopProcess
+            | Act::LowerFence
+            | Act::DeleteTap
+            | Act::RemoveFiles => {
+                if self.forced && matches!(act, Act::StopProcess) {
+                    self.tries = TRIES;
+                }
+                self.again_or(|it| {
+                    it.done(act);
+                    it.left = it.left.max(match act {
+                        Act::Discard | Act::StopProcess => Left::Process,
                         Act::LowerFence | Act::DeleteTap => Left::Network,
                         _ => Left::Nothing,
                     });
-                }
+                });
             }
+        }
+    }
+
+    /// The act is tried again, a few times.
+    fn again_or(&mut self, give_up: impl FnOnce(&mut Self)) {
+        self.tries += 1;
+        if self.tries >= TRIES {
+            give_up(self);
         }
     }
 
@@ -245,23 +363,73 @@ impl Machine {
         self.forced
     }
 
-    /// Its process ended by itself.
-    pub(crate) const fn process_gone(&mut self) {
-        if matches!(self.goal, Goal::Run) {
-            self.turn(if self.made.greeted { Goal::Fail } else { Goal::Remove });
+    /// It is idle, or somebody wants it asleep; only what runs undisturbed can.
+    pub(crate) const fn sleep(&mut self) {
+        if self.is_up() {
+            self.turn(Goal::Sleep);
         }
+    }
+
+    /// Somebody wants it to run: one that sleeps is woken, one that is falling asleep turns round. Not before
+    /// a process is gone that was made from what it is, by whom and how far nobody knows.
+    pub(crate) const fn wake(&mut self) {
+        if matches!(self.goal, Goal::Sleep) && (!self.is_asleep() || self.next().is_none()) {
+            self.turn(Goal::Run);
+        }
+    }
+
+    /// What was saved of it is of no use, or its process could not be brought to run.
+    pub(crate) fn lost(&mut self) {
+        self.turn(if self.made.greeted { Goal::Fail } else { Goal::Remove });
+    }
+
+    /// What was saved of it is used up, whether its guest runs yet or not.
+    pub(crate) const fn used_up(&mut self) {
+        self.made.saved = false;
+    }
+
+    /// Its process ended by itself. One that had not run yet leaves what it was made from.
+    pub(crate) fn process_gone(&mut self) {
+        match self.goal {
+            Goal::Run | Goal::Sleep if self.is_asleep() => self.back_to_sleep(),
+            Goal::Run | Goal::Sleep => self.lost(),
+            Goal::Fail | Goal::Remove => {}
+        }
+    }
+
+    fn back_to_sleep(&mut self) {
+        self.turn(Goal::Sleep);
     }
 
     const fn turn(&mut self, goal: Goal) {
         self.goal = goal;
-        // What ran before this daemon did has the fence of an earlier one, until it is raised anew.
-        self.made.fence |= self.made.process;
+        if matches!(goal, Goal::Fail | Goal::Remove) {
+            // One that sleeps may be kept by somebody else, who is to hear of its end.
+            self.made.process |= self.is_asleep();
+            // What ran before this daemon did has the fence of an earlier one, until it is raised anew.
+            self.made.fence |= self.made.process;
+        }
         self.tries = 0;
     }
 
     /// Whether its guest has answered, in this journey or for an earlier daemon.
     pub(crate) const fn greeted(&self) -> bool {
         self.made.greeted
+    }
+
+    /// Whether its guest can hear a power button.
+    pub(crate) const fn hears(&self) -> bool {
+        self.made.greeted && !self.made.paused && !self.is_asleep()
+    }
+
+    /// Whether what it is, is in files: there is no process, or one that has not run.
+    pub(crate) const fn is_asleep(&self) -> bool {
+        self.made.saved
+    }
+
+    /// Whether it runs, and nothing is left to do.
+    pub(crate) const fn is_up(&self) -> bool {
+        matches!(self.goal, Goal::Run) && self.next().is_none()
     }
 
     /// How often what comes next has failed.
@@ -276,206 +444,6 @@ impl Machine {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// Runs until it rests, failing the acts whose number is in `fails`; gives what was done.
-    fn run(machine: &mut Machine, fails: &[bool]) -> Vec<(Act, bool)> {
-        let mut done = Vec::new();
-        while let Some(act) = machine.next() {
-            assert!(done.len() < 64, "no end: {done:?}");
-            let ok = !fails.get(done.len()).copied().unwrap_or(false);
-            if ok {
-                machine.done(act)
-            } else {
-                machine.failed(act)
-            }
-            done.push((act, ok));
-        }
-        done
-    }
-
-    #[test]
-    fn the_fence_stands_before_anything_can_speak() {
-        let mut machine = Machine::create();
-        let acts: Vec<_> = run(&mut machine, &[]).into_iter().map(|(act, _)| act).collect();
-        assert_eq!(acts, [Act::MakeTap, Act::RaiseFence, Act::StartProcess, Act::GreetAgent]);
-        assert_eq!(machine.state(), State::Running);
-    }
-
-    /// Promise 21.
-    #[test]
-    fn a_sandbox_that_is_adopted_is_noted_as_running_at_every_step() {
-        let mut machine = Machine::adopt();
-        assert_eq!(machine.state(), State::Running);
-        while let Some(act) = machine.next() {
-            machine.done(act);
-            assert_eq!(machine.state(), State::Running);
-        }
-    }
-
-    #[test]
-    fn what_was_made_is_undone_in_reverse() {
-        let mut machine = Machine::create();
-        let acts = run(&mut machine, &[false, false, false, true]);
-        let undone: Vec<_> = acts.iter().skip(4).map(|(act, _)| *act).collect();
-        assert_eq!(
-            undone,
-            [Act::StopProcess, Act::LowerFence, Act::DeleteTap, Act::RemoveFiles],
-            "a guest that never answers leaves nothing"
-        );
-        assert_eq!(machine.state(), State::Gone);
-    }
-
-    #[test]
-    fn a_process_that_ends_by_itself_leaves_a_failed_sandbox_with_its_log() {
-        let mut machine = Machine::create();
-        run(&mut machine, &[]);
-        machine.process_gone();
-        let acts = run(&mut machine, &[]);
-        assert!(acts.iter().all(|(act, _)| *act != Act::RemoveFiles));
-        assert_eq!(machine.state(), State::Failed);
-        machine.remove();
-        run(&mut machine, &[]);
-        assert_eq!(machine.state(), State::Gone);
-    }
-
-    /// Promise 28.
-    #[test]
-    fn what_would_not_go_is_known_when_the_sandbox_is_gone() {
-        for (fails, left) in [
-            (&[false; 5], Left::Nothing),
-            (&[false, false, true, true, true], Left::Network),
-            (&[true, true, true, false, false], Left::Network),
-            (&[true; 5], Left::Network),
-        ] {
-            let mut machine = Machine::leftover(State::Deleting);
-            run(&mut machine, fails);
-            assert_eq!(machine.state(), State::Gone);
-            assert_eq!(machine.left(), left);
-        }
-    }
-
-    /// Promise 28.
-    #[test]
-    fn a_sandbox_is_not_gone_while_its_process_may_be_there() {
-        let mut machine = Machine::leftover(State::Deleting);
-        for _ in 0..1000 {
-            match machine.next() {
-                Some(Act::StopProcess) => machine.failed(Act::StopProcess),
-                Some(act) => machine.done(act),
-                None => break,
-            }
-        }
-        assert_eq!((machine.state(), machine.left()), (State::Deleting, Left::Process));
-        run(&mut machine, &[]);
-        assert_eq!((machine.state(), machine.left()), (State::Gone, Left::Network));
-    }
-
-    /// Promises 28, 59.
-    #[test]
-    fn a_removal_by_force_gives_up_the_process_and_nothing_else() {
-        for tried in [0, 1, 3, 9] {
-            let mut machine = Machine::leftover(State::Deleting);
-            run_while(&mut machine, tried);
-            machine.force();
-            let mut more = 0;
-            while let Some(act) = machine.next() {
-                if act == Act::StopProcess {
-                    more += 1;
-                    machine.failed(act);
-                } else {
-                    machine.done(act);
-                }
-            }
-            assert!(more <= 1, "{tried}: {more} more tries");
-            assert_eq!((machine.state(), machine.left()), (State::Gone, Left::Process));
-            assert_eq!(machine.made, Made::NOTHING, "{tried}");
-        }
-        let mut machine = Machine::leftover(State::Deleting);
-        machine.force();
-        run(&mut machine, &[]);
-        assert_eq!(machine.left(), Left::Nothing, "what ends is not given up");
-    }
-
-    /// Fails to stop the process so many times, and does all else.
-    fn run_while(machine: &mut Machine, mut fails: usize) {
-        while let Some(act) = machine.next().filter(|_| fails > 0) {
-            if act == Act::StopProcess {
-                fails -= 1;
-                machine.failed(act);
-            } else {
-                machine.done(act);
-            }
-        }
-    }
-
-    /// Promise 16.
-    #[test]
-    fn the_fence_of_a_sandbox_that_is_taken_over_is_tried_long_and_not_for_ever() {
-        let mut machine = Machine::adopt();
-        for _ in 0..TAKEOVER_TRIES {
-            assert_eq!((machine.next(), machine.state()), (Some(Act::RaiseFence), State::Running));
-            machine.failed(Act::RaiseFence);
-        }
-        let mut late = machine.clone();
-        late.done(Act::RaiseFence);
-        assert_eq!((late.next(), late.state()), (None, State::Running));
-        machine.failed(Act::RaiseFence);
-        assert_eq!((machine.next(), machine.state()), (Some(Act::StopProcess), State::Failed));
-    }
-
-    #[test]
-    fn what_an_earlier_daemon_fenced_is_lowered_though_the_fence_was_never_raised_anew() {
-        for give_up in [Machine::remove, Machine::process_gone] {
-            let mut machine = Machine::adopt();
-            machine.failed(Act::RaiseFence);
-            give_up(&mut machine);
-            let acts = run(&mut machine, &[]);
-            assert!(acts.contains(&(Act::LowerFence, true)), "{acts:?}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn every_journey_ends_and_leaves_nothing_running_unfenced(
-            fails in proptest::collection::vec(any::<bool>(), 0..24),
-            start in 0..5_u8,
-            remove in any::<bool>(),
-        ) {
-            let mut machine = match start {
-                0 => Machine::create(),
-                1 => Machine::adopt(),
-                2 => Machine::leftover(State::Creating),
-                3 => Machine::leftover(State::Running),
-                _ => Machine::leftover(State::Deleting),
-            };
-            let mut fence = start != 0 && start != 1;
-            let mut journey = |machine: &mut Machine, fails: &[bool]| {
-                for (act, ok) in run(machine, fails) {
-                    match act {
-                        Act::RaiseFence => fence = ok,
-                        Act::StartProcess => assert!(fence, "started without its fence"),
-                        Act::LowerFence if ok => fence = false,
-                        _ => {}
-                    }
-                }
-            };
-            journey(&mut machine, &fails);
-            if remove {
-                machine.remove();
-                journey(&mut machine, &[]);
-                prop_assert_eq!(machine.state(), State::Gone);
-            }
-            match machine.state() {
-                State::Running => prop_assert!(machine.made.process && machine.made.fence),
-                State::Failed | State::Gone => prop_assert!(
-                    !machine.made.process && !machine.made.tap && !machine.made.fence
-                ),
-                State::Creating | State::Deleting => prop_assert!(false, "no rest here"),
-            }
-        }
-    }
-}
+mod simulation;
+#[cfg(test)]
+mod tests;

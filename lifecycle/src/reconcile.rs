@@ -17,23 +17,35 @@ use crate::sandbox::Driver;
 use crate::slots::{Slots, Stuck};
 use crate::state::State;
 use crate::store::{Record, Store};
+use crate::terms::Uptime;
 use crate::threads::aside;
 
 /// How often it is tried to take away what is left in a slot.
 const CLEAR_AGAIN: Duration = Duration::from_secs(2);
 
-/// Where a sandbox of an earlier daemon stands: adopted when it was running and its process still
-/// is; otherwise on its way down, with the reason where it had none.
+/// Where a sandbox of an earlier daemon stands: adopted when it was running and its process still is;
+/// asleep when it was saved; on its way back where it was between the two; otherwise on its way down, with
+/// the reason where it had none.
 pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Machine {
-    if record.state == State::Running {
-        if hypervisors.adopt(record).await {
-            return Machine::adopt();
+    record.terms.take_up(Uptime::now());
+    let (process, saved) = match record.state {
+        State::Running => (hypervisors.adopt(record).await, false),
+        State::Saving | State::Standby | State::Resuming => {
+            let found = hypervisors.find(record).await;
+            (record.process, record.saved) = (found.process, found.saved);
+            let process = record.process.is_some();
+            if process && record.saved.is_none() {
+                hypervisors.adopt(record).await;
+            }
+            (process, record.saved.is_some())
         }
-        if record.process.is_some() || record.reason.is_none() {
-            record.reason = Some(Reason::new("its microVM ended while no daemon ran"));
-        }
+        _ => return Machine::leftover(record.state),
+    };
+    let machine = Machine::found(record.state, process, saved);
+    if machine.state() == State::Failed && (record.process.is_some() || record.reason.is_none()) {
+        record.reason = Some(Reason::new("its microVM ended while no daemon ran"));
     }
-    Machine::leftover(record.state)
+    machine
 }
 
 /// Takes away the taps and fences of slots that no sandbox in the journal has. Such a slot rests, since
@@ -103,14 +115,16 @@ async fn clear(router: &Router, slot: Slot) -> Result<(), egress::Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::{Duration, SystemTime};
 
     use super::*;
     use crate::config::{Config, Quota};
+    use crate::terms::{DefaultTerms, OnIdle, Terms};
 
     #[tokio::test]
     async fn a_sandbox_whose_microvm_ended_meanwhile_has_failed_with_a_reason() {
-        let hypervisors = Hypervisors::new(&Config {
+        let hypervisors = Hypervisors::new(&Arc::new(Config {
             state_dir: "/nonexistent".into(),
             memory_dir: "/nonexistent".into(),
             run_dir: "/nonexistent".into(),
@@ -125,7 +139,15 @@ mod tests {
             boot_deadline: Duration::ZERO,
             uid_base: 64_000,
             hooks: vmm::external::Hooks::default(),
-        });
+            terms: DefaultTerms {
+                on_idle: OnIdle::Standby,
+                idle_after: Duration::ZERO,
+                ttl: None,
+                max_life: None,
+            },
+            wakes: 1,
+            wake_deadline: Duration::ZERO,
+        }));
         let mut record = Record {
             name: "demo".parse().unwrap(),
             tenant: "default".parse().unwrap(),
@@ -139,6 +161,8 @@ mod tests {
             reason: None,
             process: None,
             created: Some(SystemTime::UNIX_EPOCH),
+            terms: Terms::none(),
+            saved: None,
         };
         let machine = judge(&hypervisors, &mut record).await;
         assert_eq!(machine.state(), State::Failed);

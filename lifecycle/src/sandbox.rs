@@ -1,7 +1,7 @@
 //! A sandbox as others see it, and the request that makes one. Values only.
 
 use std::net::IpAddr;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use policy::{Policy, PolicyMode, Revision, SandboxName, Slot, TenantName};
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Field};
 use crate::reason::Reason;
 use crate::state::State;
+use crate::terms::{OnIdle, WantedTerms};
 
 /// Which hypervisor runs a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +37,8 @@ pub struct CreateSpec {
     pub vcpus: u8,
     /// Its own layer of policy.
     pub policy: Policy,
+    /// How long it lives, and what becomes of it when it is idle.
+    pub terms: WantedTerms,
 }
 
 /// A sandbox that somebody wants, as far as it needs room.
@@ -80,7 +83,7 @@ impl CreateSpec {
             let field = Field::new("vcpus", self.vcpus, "is out of range", "give 1 to 32");
             return Err(Error::Invalid(field));
         }
-        Ok(())
+        self.terms.check()
     }
 }
 
@@ -119,6 +122,18 @@ pub struct Sandbox {
     pub closed_by: Option<String>,
     /// The process that runs it, if one of ours does.
     pub pid: Option<u32>,
+    /// What becomes of it when it is idle.
+    pub on_idle: OnIdle,
+    /// How long nothing may go on before it counts as idle; none: it never does.
+    pub idle_after: Option<Duration>,
+    /// Why it is awake; none while it is not.
+    pub awake: Option<&'static str>,
+    /// In how long it sleeps, if nothing goes on until then; none where nobody knows.
+    pub sleeps_in: Option<Duration>,
+    /// In how long it is removed; none: not by itself.
+    pub expires_in: Option<Duration>,
+    /// How often it was woken since this daemon began.
+    pub wakes: u64,
     /// When it was created; none where the journal's word for it is damaged.
     pub created: Option<SystemTime>,
 }

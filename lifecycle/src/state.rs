@@ -10,6 +10,12 @@ pub enum State {
     Creating,
     /// Its guest answers.
     Running,
+    /// Falling asleep, or turning back from that.
+    Saving,
+    /// Asleep: its memory, its processes and its connections are kept, and nothing of it runs.
+    Standby,
+    /// Being woken.
+    Resuming,
     /// Its process ended by itself. Nothing of it runs; it can be looked at and removed.
     Failed,
     /// Being removed.
@@ -25,9 +31,20 @@ impl State {
         match self {
             Self::Creating => "creating",
             Self::Running => "running",
+            Self::Saving => "saving",
+            Self::Standby => "standby",
+            Self::Resuming => "resuming",
             Self::Failed => "failed",
             Self::Deleting => "deleting",
             Self::Gone => "gone",
+        }
+    }
+
+    /// Whether its guest has run, so that what is left of it is worth keeping.
+    pub(crate) const fn has_run(self) -> bool {
+        match self {
+            Self::Running | Self::Saving | Self::Standby | Self::Resuming | Self::Failed => true,
+            Self::Creating | Self::Deleting | Self::Gone => false,
         }
     }
 }

@@ -18,11 +18,19 @@ use crate::error::Error;
 use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::state::State;
-use crate::store::rests::{KEPT, RESTS, Uptime};
+use crate::store::rests::{KEPT, RESTS};
 use crate::store::rows::{read_policy, read_record, text};
+use crate::terms::{Terms, Uptime};
 
-/// The layout of the tables. A store of another layout is refused, never guessed at.
-const VERSION: i64 = 1;
+/// The layout of the tables. A store of an older layout is brought to it when it is opened; one of
+/// another is refused, never guessed at.
+const VERSION: i64 = 2;
+
+/// From layout 1, whose sandboxes never slept, to 2.
+const TO_2: &str = "
+    ALTER TABLE sandbox ADD COLUMN terms TEXT;
+    ALTER TABLE sandbox ADD COLUMN saved TEXT;
+";
 
 const TABLES: &str = "
     CREATE TABLE sandbox (
@@ -36,7 +44,9 @@ const TABLES: &str = "
         state       TEXT NOT NULL,
         reason      TEXT,
         process     TEXT,
-        created     INTEGER NOT NULL
+        created     INTEGER NOT NULL,
+        terms       TEXT,
+        saved       TEXT
     ) STRICT;
     CREATE TABLE policy (
         scope    TEXT PRIMARY KEY,
@@ -74,6 +84,9 @@ pub(crate) struct Record {
     pub(crate) process: Option<vmm::Process>,
     /// None where the journal's word for it is damaged.
     pub(crate) created: Option<SystemTime>,
+    pub(crate) terms: Terms,
+    /// What its machine was saved as, while it sleeps.
+    pub(crate) saved: Option<vmm::Saved>,
 }
 
 /// A policy as the journal has it.
@@ -108,6 +121,9 @@ impl Store {
             0 => connection
                 .execute_batch(&format!("BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"))
                 .map_err(fail("making the tables"))?,
+            1 => connection
+                .execute_batch(&format!("BEGIN; {TO_2} PRAGMA user_version = {VERSION}; COMMIT;"))
+                .map_err(fail("bringing the tables to this program's layout"))?,
             VERSION => {}
             other => {
                 let problem = format!("it has layout {other}, this program knows {VERSION}");
@@ -176,7 +192,8 @@ impl Store {
             let incarnation = advance(store, "incarnation")?;
             let revision = advance(store, "revision")?;
             store.execute(
-                "INSERT INTO sandbox VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, NULL, NULL, ?9)",
+                "INSERT INTO sandbox (name, tenant, driver, slot, incarnation, memory_mib, vcpus, state, \
+                 created, terms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
                 params![
                     record.name.as_str(),
                     record.tenant.as_str(),
@@ -187,6 +204,7 @@ impl Store {
                     record.vcpus,
                     word(&record.state),
                     record.created.map(seconds).unwrap_or_default(),
+                    json(&record.terms)?,
                 ],
             )?;
             store.execute(
@@ -204,21 +222,29 @@ impl Store {
         .inspect(|_| fault::at(Point::SandboxInserted))
     }
 
-    /// Writes where a sandbox's journey is.
-    pub(crate) async fn note(
-        &self,
-        name: &SandboxName,
-        state: State,
-        process: Option<vmm::Process>,
-        reason: Option<Reason>,
-    ) -> Result<(), Error> {
-        let name = name.to_string();
+    /// Writes where a sandbox's journey is: its state, and what there is of it.
+    pub(crate) async fn note(&self, record: &Record, state: State) -> Result<(), Error> {
+        let Record { name, process, reason, saved, .. } = record.clone();
         self.run("noting the state of a sandbox", move |store| {
             let process = process.as_ref().map(json).transpose()?;
+            let saved = saved.as_ref().map(json).transpose()?;
             let reason = reason.as_ref().map(json).transpose()?;
             store.execute(
-                "UPDATE sandbox SET state = ?2, process = ?3, reason = ?4 WHERE name = ?1",
-                params![name, word(&state), process, reason],
+                "UPDATE sandbox SET state = ?2, process = ?3, reason = ?4, saved = ?5 WHERE name = ?1",
+                params![name.as_str(), word(&state), process, reason, saved],
+            )
+        })
+        .await
+        .map(|_| ())
+    }
+
+    /// Writes how long a sandbox lives and stays awake.
+    pub(crate) async fn agree(&self, name: &SandboxName, terms: Terms) -> Result<(), Error> {
+        let name = name.to_string();
+        self.run("noting the terms of a sandbox", move |store| {
+            store.execute(
+                "UPDATE sandbox SET terms = ?2 WHERE name = ?1",
+                params![name, json(&terms)?],
             )
         })
         .await
@@ -338,6 +364,8 @@ mod tests {
             reason: None,
             process: None,
             created: Some(UNIX_EPOCH + Duration::from_secs(7)),
+            terms: Terms::none(),
+            saved: None,
         }
     }
 
@@ -351,15 +379,9 @@ mod tests {
             let first = store.insert(record("a", 1), document.clone()).await.unwrap();
             let second = store.insert(record("b", 2), document.clone()).await.unwrap();
             assert!(second.0 > first.0 && second.1 > first.1);
-            store
-                .note(
-                    &"b".parse().unwrap(),
-                    State::Failed,
-                    None,
-                    Some(Reason::told_as("the whole".to_owned(), "a part")),
-                )
-                .await
-                .unwrap();
+            let reason = Some(Reason::told_as("the whole".to_owned(), "a part"));
+            let failed = Record { reason, ..record("b", 2) };
+            store.note(&failed, State::Failed).await.unwrap();
             store.forget(&"a".parse().unwrap(), false).await.unwrap();
         }
         let store = Store::open(&path).unwrap();
@@ -413,5 +435,21 @@ mod tests {
         let error = Store::open(&path).unwrap_err();
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert!(cause.contains("layout 99"), "{cause}");
+    }
+
+    /// Promise 21. What an older program wrote goes on as it was: asleep it never is.
+    #[tokio::test]
+    async fn a_store_of_the_layout_before_is_brought_to_this_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("postern.db");
+        Store::open(&path).unwrap().insert(record("a", 1), "{}".to_owned()).await.unwrap();
+        let old = "ALTER TABLE sandbox DROP COLUMN terms; ALTER TABLE sandbox DROP COLUMN saved;
+                   PRAGMA user_version = 1";
+        Connection::open(&path).unwrap().execute_batch(old).unwrap();
+        let store = Store::open(&path).unwrap();
+        let found = store.sandboxes().await.unwrap();
+        assert_eq!((found[0].terms.clone(), found[0].reason.clone()), (Terms::none(), None));
+        store.insert(record("b", 2), "{}".to_owned()).await.unwrap();
+        assert_eq!(Store::open(&path).unwrap().sandboxes().await.unwrap().len(), 2);
     }
 }

@@ -32,10 +32,16 @@ impl IntoResponse for Problem {
 impl From<lifecycle::Error> for Problem {
     fn from(error: lifecycle::Error) -> Self {
         use lifecycle::Error as E;
-        if let E::Shared(shared) = &error
-            && let E::NoRoom { doing, .. } = &**shared
-        {
-            return no_room(doing);
+        // What several may have waited for.
+        if let E::Shared(shared) = &error {
+            match &**shared {
+                E::NoRoom { doing, .. } => return no_room(doing),
+                E::Invalid(field) => return Self::from(E::Invalid(field.clone())),
+                wrong @ E::WrongState { .. } => {
+                    return Self::new(Kind::Conflict, wrong.to_string());
+                }
+                _ => {}
+            }
         }
         match error {
             E::Policy(refused) => refused.into(),
@@ -82,6 +88,9 @@ impl From<lifecycle::Error> for Problem {
             E::NoImage(_) => Self::invalid("driver", "qemu", error.told())
                 .fix("build it with `make image` and point `qemu.image` at it, or use `external`"),
             E::NoRoom { doing, .. } => no_room(doing),
+            E::Port { .. } => Self::new(Kind::Unavailable, error.to_string())
+                .fix("see whether a program of the guest listens there"),
+            E::Late { .. } => Self::new(Kind::Unavailable, error.to_string()).fix("ask again"),
             E::Agent { .. } | E::Full(_) | E::Stopping => {
                 Self::new(Kind::Unavailable, error.told())
             }

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use lifecycle::{CreateSpec, Scope, Wish};
+use lifecycle::{CreateSpec, Scope, WantedTerms, Wish};
 use policy::{Policy, PolicyMode};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -21,9 +21,9 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use crate::api::body::{Named, aside};
 use crate::api::caller::Caller;
 use crate::api::listen::Place;
-use crate::api::{Api, body};
+use crate::api::{Api, body, rest};
 use crate::problem::{ErrorBody, Kind, Problem};
-use crate::units::Size;
+use crate::units::{Size, Span};
 use crate::wire::{
     Create, DEFAULT_TENANT, Driver, EXEC_PROTOCOL, Exec, Forced, JSON_LINES, Mode, Progress,
     Sandbox, Sandboxes, Step, Traffic,
@@ -177,16 +177,18 @@ pub(crate) async fn exec(
 ) -> Result<Response, Problem> {
     let upgrade = request.extensions_mut().remove::<OnUpgrade>();
     let place = request.extensions_mut().remove::<Place>();
-    let upgrade = upgrade.filter(|_| asks_for_exec(request.headers())).ok_or_else(|| {
-        Problem::new(Kind::UpgradeRequired, "a command needs a connection of its own")
-            .fix("send `connection: upgrade` and `upgrade: postern-exec`, or use `postern exec`")
-    })?;
+    let upgrade =
+        upgrade.filter(|_| asks_for(EXEC_PROTOCOL, request.headers())).ok_or_else(|| {
+            Problem::new(Kind::UpgradeRequired, "a command needs a connection of its own").fix(
+                "send `connection: upgrade` and `upgrade: postern-exec`, or use `postern exec`",
+            )
+        })?;
     let body::Json(Exec { argv, env, cwd, user }) = body::Json::from_request(request, &api).await?;
     let command = agent::Exec { argv, env, cwd, user };
     // Asked last: while a body is on its way, the name may become somebody else's.
     let found = api.sandbox(&caller, &name)?;
     let guest = api.0.keeper.exec(&found, &command, &caller.actor()).await;
-    let guest = guest.map_err(|error| caller.told(error))?;
+    let (guest, call) = guest.map_err(|error| caller.told(error))?;
     let (stop, name) = (api.0.stop.clone(), found.name().clone());
     api.0.relays.spawn(async move {
         let relayed = stop.run_until_cancelled(async {
@@ -195,15 +197,15 @@ pub(crate) async fn exec(
         if let Some(Err(error)) = relayed.await {
             tracing::debug!(%error, sandbox = %name, "exec ended early");
         }
-        drop(place);
+        drop((place, call));
     });
     let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, EXEC_PROTOCOL)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
-fn asks_for_exec(headers: &HeaderMap) -> bool {
+pub(crate) fn asks_for(protocol: &str, headers: &HeaderMap) -> bool {
     let asked = headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
-    asked.is_some_and(|protocol| protocol.eq_ignore_ascii_case(EXEC_PROTOCOL))
+    asked.is_some_and(|asked| asked.eq_ignore_ascii_case(protocol))
 }
 
 /// Passes frames on as they are until either side is done. A caller that went away takes the
@@ -278,7 +280,13 @@ impl Api {
             }
             None => (Policy::default(), None),
         };
-        Ok((CreateSpec { name, tenant, driver, memory_mib, vcpus, policy }, turn))
+        let terms = WantedTerms {
+            on_idle: wanted.on_idle.map(rest::on_idle),
+            idle_after: wanted.idle_after.map(|span| span.0),
+            ttl: wanted.ttl.map(|span| span.0),
+            max_life: wanted.max_life.map(|span| span.0),
+        };
+        Ok((CreateSpec { name, tenant, driver, memory_mib, vcpus, policy, terms }, turn))
     }
 
     /// What whoever makes it may not expect of its policy.
@@ -287,7 +295,7 @@ impl Api {
         lifecycle::notes(&spec.policy, &Policy::default(), &scope, self.0.router.own())
     }
 
-    fn shown(&self, caller: &Caller, sandbox: &lifecycle::Sandbox) -> Sandbox {
+    pub(crate) fn shown(&self, caller: &Caller, sandbox: &lifecycle::Sandbox) -> Sandbox {
         let meter = self.0.router.meter(sandbox.slot);
         let traffic = meter.map_or_else(Traffic::default, |meter| Traffic {
             open_flows: u64::try_from(meter.open()).unwrap_or(u64::MAX),
@@ -318,6 +326,12 @@ impl Api {
             },
             closed_by: sandbox.closed_by.clone(),
             pid: sandbox.pid.filter(|_| caller.is_operator()),
+            on_idle: rest::shown(sandbox.on_idle),
+            idle_after: sandbox.idle_after.map(Span),
+            awake: sandbox.awake.map(str::to_owned),
+            idle_in: sandbox.sleeps_in.map(rest::seconds),
+            expires_in: sandbox.expires_in.map(rest::seconds),
+            wakes: sandbox.wakes,
             created: sandbox.created.and_then(rfc3339),
             traffic,
             notes: Vec::new(),

@@ -4,6 +4,7 @@
 mod crowds;
 mod description;
 mod refusals;
+mod rest;
 mod untimely;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,6 +36,11 @@ struct Daemon {
 
 impl Daemon {
     async fn start() -> Self {
+        Self::with("").await
+    }
+
+    /// With more of a configuration, in which `DIR` is its folder.
+    async fn with(more: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         assert!(nix::unistd::geteuid().is_root(), "needs root: it makes a network namespace");
         let dir = tempfile::tempdir().expect("folder");
@@ -57,6 +63,7 @@ impl Daemon {
             token(OF_ALL),
             dir = dir.path().display(),
         );
+        let text = text + &more.replace("DIR", &dir.path().to_string_lossy());
         let config = Config::parse(&text).expect("valid");
         std::fs::create_dir_all(&config.state_dir).expect("folder");
         let (trail, records) = Trail::bounded(1024);
@@ -230,6 +237,7 @@ async fn a_token_sees_and_touches_only_its_tenant_and_never_the_platform() {
     let exec = text("{\"argv\":[\"id\"]}");
     let question = text("{\"destination\":\"a.example\"}");
     let upgrade = [("connection", "upgrade"), ("upgrade", "postern-exec")];
+    let connect = [("connection", "upgrade"), ("upgrade", "postern-connect")];
     for (method, path, headers, content) in [
         (Method::GET, String::from(theirs), &[][..], none.clone()),
         (Method::DELETE, theirs.into(), &[], none.clone()),
@@ -239,6 +247,11 @@ async fn a_token_sees_and_touches_only_its_tenant_and_never_the_platform() {
         (Method::POST, format!("{theirs}/policy/rules"), &[], rule.clone()),
         (Method::POST, format!("{theirs}/policy/explain"), &[], question),
         (Method::POST, format!("{theirs}/exec"), &upgrade, exec),
+        (Method::POST, format!("{theirs}/connect"), &connect, text("{\"port\":80}")),
+        (Method::POST, format!("{theirs}/standby"), &[], none.clone()),
+        (Method::POST, format!("{theirs}/resume"), &[], none.clone()),
+        (Method::POST, format!("{theirs}/keep-awake"), &[], text("{\"for\":\"1m\"}")),
+        (Method::POST, format!("{theirs}/renew"), &[], text("{}")),
         (Method::GET, "/v1/tenants/other/policy".into(), &[], none.clone()),
         (Method::PUT, "/v1/tenants/other/policy".into(), &[], text("{}")),
         (Method::POST, "/v1/tenants/other/policy/rules".into(), &[], rule.clone()),

@@ -13,8 +13,8 @@ use crate::cli::screen::{Screen, noted};
 use crate::client::{Client, Content};
 use crate::error::{Error, in_file};
 use crate::problem::Problem;
-use crate::units::Size;
-use crate::wire::{self, Driver, Mode, Sandbox, Step};
+use crate::units::{Size, Span};
+use crate::wire::{self, Driver, Mode, OnIdle, Sandbox, Step};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Create {
@@ -42,6 +42,18 @@ pub(crate) struct Create {
     /// What runs it.
     #[arg(long, value_enum, default_value_t)]
     driver: Driver,
+    /// What becomes of it when it is idle; none: as configured.
+    #[arg(long, value_enum)]
+    on_idle: Option<OnIdle>,
+    /// How long nothing may go on before it is idle, e.g. 15s.
+    #[arg(long, value_name = "SPAN")]
+    idle_after: Option<Span>,
+    /// It is removed so long after it was made or renewed, e.g. 2h.
+    #[arg(long, value_name = "SPAN")]
+    ttl: Option<Span>,
+    /// It is removed so long after it was made, renewed or not, e.g. 7d.
+    #[arg(long, value_name = "SPAN")]
+    max_life: Option<Span>,
 }
 
 impl Create {
@@ -54,6 +66,10 @@ impl Create {
             memory: self.memory,
             vcpus: self.vcpus,
             policy,
+            on_idle: self.on_idle,
+            idle_after: self.idle_after,
+            ttl: self.ttl,
+            max_life: self.max_life,
         })?;
         let path = "/v1/sandboxes?progress=true";
         let mut lines = client.send(Method::POST, path, HeaderMap::new(), body).await?.lines();

@@ -49,7 +49,8 @@ impl Exec {
             user: self.user,
         };
         let path = format!("/v1/sandboxes/{}/exec", self.name);
-        let (from_guest, to_guest) = tokio::io::split(client.upgrade(&path, &body).await?);
+        let (from_guest, to_guest) =
+            tokio::io::split(client.upgrade(&path, wire::EXEC_PROTOCOL, &body).await?);
         // Ends by itself, or with the program: standard input may never say anything.
         tokio::spawn(feed(tokio::io::stdin(), to_guest));
         show(from_guest, tokio::io::stdout(), tokio::io::stderr()).await

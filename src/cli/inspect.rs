@@ -6,7 +6,7 @@ use policy::{SandboxName, TenantName};
 use crate::cli::screen::{Screen, bytes, fields, table};
 use crate::client::{Client, Content};
 use crate::error::Error;
-use crate::wire::{Forced, Mode, Sandbox, Sandboxes};
+use crate::wire::{Forced, Mode, OnIdle, Sandbox, Sandboxes};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
@@ -64,6 +64,7 @@ fn row(sandbox: &Sandbox, screen: &Screen) -> Vec<String> {
 fn state(sandbox: &Sandbox, screen: &Screen) -> String {
     match sandbox.state.as_str() {
         "running" => screen.good("running"),
+        "standby" => "standby".to_owned(),
         "failed" => screen.bad("failed"),
         other => screen.doubtful(other),
     }
@@ -113,6 +114,16 @@ impl Show {
                     format!("the policy of {scope} cannot be read: `postern policy set` it anew");
                 pairs.insert(3, ("closed", screen.bad(&told)));
             }
+            pairs.push(("when idle", told_idle(found)));
+            if let Some(why) = &found.awake {
+                pairs.push(("awake", told_awake(why, found.idle_in)));
+            }
+            if found.wakes > 0 {
+                pairs.push(("woken", format!("{} times since the daemon began", found.wakes)));
+            }
+            if let Some(seconds) = found.expires_in {
+                pairs.push(("removed", format!("in {}", told_span(seconds))));
+            }
             if let Some(pid) = found.pid {
                 pairs.push(("process", pid.to_string()));
             }
@@ -126,6 +137,40 @@ fn told_mode(sandbox: &Sandbox, screen: &Screen) -> String {
     match sandbox.mode {
         Mode::Enforce => mode,
         Mode::Observe => format!("{mode}: what its policy refuses passes and is only recorded"),
+    }
+}
+
+fn told_idle(sandbox: &Sandbox) -> String {
+    let after = sandbox.idle_after.map(|span| format!(" after {span}")).unwrap_or_default();
+    match sandbox.on_idle {
+        OnIdle::Standby => format!("it sleeps{after}"),
+        OnIdle::Delete => format!("it is removed{after}"),
+        OnIdle::Never => "nothing".to_owned(),
+    }
+}
+
+fn told_awake(why: &str, idle_in: Option<u64>) -> String {
+    match idle_in {
+        Some(seconds) => format!("{why}; idle in {} if nothing goes on", told_span(seconds)),
+        None => why.to_owned(),
+    }
+}
+
+/// The two largest units that a span has.
+fn told_span(seconds: u64) -> String {
+    let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
+    let mut left = seconds;
+    let parts = units.map(|(unit, size)| {
+        let count = left / size;
+        left %= size;
+        (count, unit)
+    });
+    let mut told = parts.iter().skip_while(|(count, _)| *count == 0).take(2);
+    let first =
+        told.next().map_or_else(|| "0s".to_owned(), |(count, unit)| format!("{count}{unit}"));
+    match told.next() {
+        Some((count, unit)) if *count > 0 => format!("{first} {count}{unit}"),
+        _ => first,
     }
 }
 
@@ -150,5 +195,19 @@ impl Remove {
             })?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_told_in_their_two_largest_units() {
+        for (seconds, told) in
+            [(0, "0s"), (59, "59s"), (60, "1m"), (61, "1m 1s"), (90_000, "1d 1h"), (86_460, "1d")]
+        {
+            assert_eq!(told_span(seconds), told);
+        }
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 
+use lifecycle::WantedTerms;
+
 use crate::config::{Config, External};
 use crate::problem::Problem;
 use crate::units::{Size, Span};
@@ -81,6 +83,7 @@ impl Config {
             ("qemu.vcpus", u64::from(self.qemu.vcpus), 1, 32),
             ("qemu.uid_base", u64::from(self.qemu.uid_base), 1000, 4_000_000_000),
             ("audit.queue", wide(self.audit.queue), 16, 1 << 24),
+            ("sleep.wakes", wide(self.sleep.wakes), 1, 1 << 10),
         ] {
             if !(least..=most).contains(&given) {
                 let problem = Problem::invalid(field, &given.to_string(), "is out of range");
@@ -113,10 +116,22 @@ impl Config {
             ("guests.fence_look", self.guests.fence_look),
             ("qemu.boot_timeout", self.qemu.boot_timeout),
             ("external.timeout", self.external.timeout),
+            ("sleep.wake_timeout", self.sleep.wake_timeout),
         ] {
             if span.0.is_zero() || span > Span::seconds(600) {
                 return Err(Problem::invalid(field, &span.to_string(), "is out of range")
                     .fix("use 1ms to 10m"));
+            }
+        }
+        let spans = [
+            ("sleep.idle_after", Some(self.sleep.idle_after)),
+            ("sleep.ttl", self.sleep.ttl),
+            ("sleep.max_life", self.sleep.max_life),
+        ];
+        for (field, span) in spans {
+            if let Some(span) = span.filter(|span| !WantedTerms::SPAN.contains(&span.0)) {
+                return Err(Problem::invalid(field, &span.to_string(), "is out of range")
+                    .fix("use 1s to 3650d"));
             }
         }
         Ok(())

@@ -47,7 +47,7 @@ fn main() {
     println!(
         "[ 0.0 s] making a world: a host, an internet with an API and an attacker, a capture between them"
     );
-    let world = World::with(&format!("[qemu]\nimage = {:?}\n", image.display().to_string()));
+    let world = World::of_machines(&image, "");
     let mut demo = Demo { world, began, rows: Vec::new() };
     let silent = demo.run();
     let kept = silent && demo.rows.iter().all(|row| row.as_promised);

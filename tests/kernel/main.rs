@@ -32,7 +32,7 @@ const ELSEWHERE: &[&str] = &[
 fn the_fence_and_the_router_hold_on_the_kernel_of_debian_12() {
     let image = std::env::var_os("POSTERN_IMAGE").expect("POSTERN_IMAGE: see the Makefile");
     let image = std::fs::canonicalize(image).expect("the image");
-    let world = World::with(&format!("[qemu]\nimage = {:?}\n", image.display().to_string()));
+    let world = World::of_machines(&image, "");
     let lab = world.machine_name();
     world.cli(&["create", &lab, "--memory", "1024M", "--vcpus", "2"]).ok();
     let shell = |line: &str| world.cli(&["exec", &lab, "--", "sh", "-c", line]);

@@ -65,10 +65,12 @@ pub fn repository(bare: &Path, text: &str) {
 }
 
 impl World {
-    /// A world whose microVMs have this image, with more configuration in the section `[qemu]`.
+    /// A world whose microVMs have this image and do not sleep by themselves, with more configuration in
+    /// the section `[qemu]`.
     #[must_use]
     pub fn of_machines(image: &Path, qemu: &str) -> Self {
-        Self::with(&format!("[qemu]\nimage = {:?}\n{qemu}", image.display().to_string()))
+        let image = image.display().to_string();
+        Self::with(&format!("[sleep]\non_idle = \"never\"\n[qemu]\nimage = {image:?}\n{qemu}"))
     }
 }
 

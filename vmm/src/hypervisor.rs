@@ -7,6 +7,7 @@ use std::fs;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use policy::{SandboxName, Slot, TenantName};
 use serde::{Deserialize, Serialize};
@@ -254,6 +255,14 @@ impl HostProcess {
         let same = |seen: Stat| seen.start_time == self.start_time && !seen.has_ended();
         stat(self.pid).is_some_and(same) && boot_id().as_ref() == Some(&self.boot_id)
     }
+
+    /// What it has had of processors so far, all its threads together, in hundredths of a second; none when
+    /// it is gone.
+    #[must_use]
+    pub fn processor(&self) -> Option<Duration> {
+        let seen = stat(self.pid).filter(|seen| seen.start_time == self.start_time)?;
+        Some(Duration::from_millis(seen.ticks.saturating_mul(1000 / TICKS)))
+    }
 }
 
 /// Which boot of the host this is; none where the kernel does not say.
@@ -294,7 +303,12 @@ struct Stat {
     state: char,
     threads: u64,
     start_time: u64,
+    /// Time in user and kernel mode.
+    ticks: u64,
 }
+
+/// Ticks of a second in proc(5): USER_HZ, which is part of the kernel's interface.
+const TICKS: u64 = 100;
 
 impl Stat {
     /// That the first thread is a zombie says nothing while there are others.
@@ -312,10 +326,12 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    // `state` is field 3, `num_threads` field 20 and `starttime` field 22.
-    let threads = fields.nth(16)?.parse().ok()?;
+    // `state` is field 3, `utime` 14, `stime` 15, `num_threads` 20 and `starttime` 22.
+    let user: u64 = fields.nth(10)?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    let threads = fields.nth(4)?.parse().ok()?;
     let start_time = fields.nth(1)?.parse().ok()?;
-    Some(Stat { state, threads, start_time })
+    Some(Stat { state, threads, start_time, ticks: user.saturating_add(system) })
 }
 
 #[cfg(test)]
@@ -325,7 +341,7 @@ mod tests {
     #[test]
     fn a_command_named_like_fields_does_not_move_them() {
         let rest = "1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9";
-        let stat = Stat { state: 'R', threads: 1, start_time: 4711 };
+        let stat = Stat { state: 'R', threads: 1, start_time: 4711, ticks: 5 + 6 };
         assert_eq!(parse_stat(&format!("12 (a) S 3) R {rest}")), Some(stat));
         assert_eq!(parse_stat("12 (qemu) S 1 2"), None);
     }

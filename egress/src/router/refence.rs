@@ -30,6 +30,20 @@ impl Router {
         }
         all
     }
+
+    /// Makes sure that the fence of a slot stands as it is meant to, and mends it where it does not: to be
+    /// called before a guest that stood still speaks again.
+    ///
+    /// # Errors
+    /// When the slot is not attached, or its fence does not stand and cannot be put up: it is shut then.
+    pub async fn assure_fence(&self, slot: Slot) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        if !shared.seats().contains_key(&slot) {
+            return Err(Error::Vacant(slot));
+        }
+        let assured = tokio::spawn(async move { shared.mend(slot).await });
+        assured.await.map_err(|_| Error::Interrupted(slot))?.map(drop)
+    }
 }
 
 impl Shared {

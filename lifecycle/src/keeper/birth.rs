@@ -30,6 +30,7 @@ impl Keeper {
         spec.check()?;
         policies::check(&spec.policy, &Scope::Sandbox(spec.name.clone()))?;
         self.0.hypervisors.check(spec.driver)?;
+        self.check_rest(spec.driver, &spec.terms)?;
         let (keeper, actor) = (self.clone(), actor.clone());
         let mut handle = self.whole(async move { keeper.bear(spec, &actor, turn).await }).await?;
         let seen = handle.rest(progress).await;
@@ -79,6 +80,8 @@ impl Keeper {
             reason: None,
             process: None,
             created: Some(fault::wall_clock()),
+            terms: self.terms(spec.driver, &spec.terms),
+            saved: None,
         };
         let entered = self.enter(&mut record, document, written, actor);
         let handle = match AssertUnwindSafe(entered).catch_unwind().await {

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use nix::time::ClockId;
 use policy::Slot;
 use rusqlite::params;
 
 use crate::error::Error;
 use crate::sandbox::Driver;
 use crate::store::{Store, word};
+use crate::terms::Uptime;
 
 /// Slots that were given up, and when: by the clock that nobody sets, of one boot of this host.
 pub(super) const RESTS: &str = "
@@ -29,24 +29,6 @@ pub(super) const KEPT: &str = "
         driver TEXT NOT NULL
     ) STRICT;
 ";
-
-/// How long this boot of the host has lasted. No change of the wall clock moves it, and it runs on
-/// while the host is suspended.
-pub(super) struct Uptime {
-    pub(super) boot: String,
-    pub(super) seconds: u64,
-}
-
-impl Uptime {
-    pub(super) fn now() -> Self {
-        let since_boot =
-            nix::time::clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |now| now.tv_sec());
-        Self {
-            boot: vmm::boot_id().unwrap_or_default(),
-            seconds: u64::try_from(since_boot).unwrap_or_default(),
-        }
-    }
-}
 
 impl Store {
     /// The slots that were given up less than `pause` ago, or in another boot: how long ago that was,

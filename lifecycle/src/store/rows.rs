@@ -10,6 +10,7 @@ use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::state::State;
 use crate::store::{PolicyRow, Record};
+use crate::terms::Terms;
 
 /// The last second of the year 9999, beyond which RFC 3339 knows no time.
 const LAST_SECOND: u64 = 253_402_300_799;
@@ -35,8 +36,14 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
             || Some(Reason::new("the journal's word for it is damaged")),
             |text| text.map(Reason::read),
         ),
-        process: intact("process", read_process(row), None, &mut damage),
+        process: intact("process", read_json(row, "process"), None, &mut damage),
         created: described(row, "created", read_time(row)),
+        // What there is on disk tells as much.
+        saved: described(row, "saved", read_json(row, "saved")).flatten(),
+        // Rows of layout 1 have none: such a sandbox goes on as it was, and so does one of which nobody knows.
+        terms: described(row, "terms", read_json(row, "terms"))
+            .flatten()
+            .unwrap_or_else(Terms::none),
     };
     Ok(match damage {
         None => record,
@@ -44,7 +51,7 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
             let place = place(row, column);
             let full = format!("its row in the journal is damaged: {place}");
             let reason = Some(Reason::told_as(full, "the node's journal of it is damaged"));
-            Record { state: State::Running, process: None, reason, ..record }
+            Record { state: State::Running, process: None, saved: None, reason, ..record }
         }
     })
 }
@@ -82,9 +89,13 @@ fn read_time(row: &Row<'_>) -> rusqlite::Result<SystemTime> {
     }
 }
 
-fn read_process(row: &Row<'_>) -> rusqlite::Result<Option<vmm::Process>> {
-    let text: Option<String> = row.get("process")?;
-    text.map(|text| serde_json::from_str(&text).map_err(|e| corrupt("process", e))).transpose()
+/// A column that holds a value as JSON, or nothing.
+fn read_json<T: serde::de::DeserializeOwned>(
+    row: &Row<'_>,
+    column: &str,
+) -> rusqlite::Result<Option<T>> {
+    let text: Option<String> = row.get(column)?;
+    text.map(|text| serde_json::from_str(&text).map_err(|e| corrupt(column, e))).transpose()
 }
 
 pub(crate) fn read_policy(row: &Row<'_>) -> rusqlite::Result<PolicyRow> {

@@ -1,0 +1,140 @@
+//! The drivers of this node: which there are, what each can, and what they find of an earlier daemon's.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmm::{External, Hypervisor, Process, Qemu};
+
+use crate::acts::describe;
+use crate::config::Config;
+use crate::error::Error;
+use crate::reason::Reason;
+use crate::sandbox::Driver;
+use crate::state::State;
+use crate::store::Record;
+
+/// The drivers of this node.
+#[derive(Debug)]
+pub(crate) struct Hypervisors {
+    pub(crate) qemu: Qemu,
+    pub(crate) external: External,
+    image_dir: PathBuf,
+    config: Arc<Config>,
+}
+
+/// What there is of a sandbox that an earlier daemon had.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) process: Option<Process>,
+    /// What it was saved as, if it has not run since.
+    pub(crate) saved: Option<vmm::Saved>,
+}
+
+impl Hypervisors {
+    pub(crate) fn new(config: &Arc<Config>) -> Self {
+        let netns = config.netns.clone();
+        Self {
+            qemu: Qemu::new(&config.qemu),
+            external: External { netns, hooks: config.hooks.clone() },
+            image_dir: config.image_dir.clone(),
+            config: Arc::clone(config),
+        }
+    }
+
+    /// Refuses a driver that cannot start anything on this node.
+    pub(crate) fn check(&self, driver: Driver) -> Result<(), Error> {
+        let missing = match driver {
+            Driver::External => return Ok(()),
+            Driver::Qemu => ["vmlinuz", "initrd.img", "root.ext4"]
+                .into_iter()
+                .find(|file| !self.image_dir.join(file).is_file()),
+        };
+        let Some(missing) = missing else { return Ok(()) };
+        Err(Error::NoImage(self.image_dir.join(missing)))
+    }
+
+    /// Bytes that the disk of a sandbox of this driver can grow to: what its process may write is bounded
+    /// by the size of the image's. None of ours for somebody else's.
+    pub(crate) async fn disk(&self, driver: Driver) -> u64 {
+        match driver {
+            Driver::External => 0,
+            Driver::Qemu => {
+                let base = tokio::fs::metadata(self.image_dir.join("root.ext4")).await;
+                base.map_or(0, |base| base.len())
+            }
+        }
+    }
+
+    /// Finds out how guests run here, if any can.
+    pub(crate) async fn warm(&self) {
+        if self.check(Driver::Qemu).is_ok() {
+            self.qemu.accel().await;
+        }
+    }
+
+    /// Whether what runs a sandbox is alive.
+    pub(crate) fn is_running(&self, record: &Record) -> bool {
+        record.process.as_ref().is_some_and(|process| match record.driver {
+            Driver::Qemu => self.qemu.is_running(process),
+            Driver::External => self.external.is_running(process),
+        })
+    }
+
+    /// Whether guests of a driver can be put to sleep on this node.
+    pub(crate) fn can_sleep(&self, driver: Driver) -> bool {
+        match driver {
+            Driver::Qemu => self.qemu.can_sleep(),
+            Driver::External => self.external.can_sleep(),
+        }
+    }
+
+    /// What the process of a sandbox has had of processors, if it is ours.
+    pub(crate) fn processor(&self, record: &Record) -> Option<Duration> {
+        record.process.as_ref()?.host.as_ref()?.processor()
+    }
+
+    /// Takes up what an earlier daemon started; false when it is gone.
+    pub(crate) async fn adopt(&self, record: &Record) -> bool {
+        let Some(process) = &record.process else { return false };
+        match record.driver {
+            Driver::Qemu => self.qemu.adopt(process).await,
+            Driver::External => self.external.adopt(process).await,
+        }
+    }
+
+    /// Looks for what an earlier daemon left of a sandbox that it was saving or waking, or that slept.
+    /// Files that cannot be read are as good as none: the reason says so.
+    pub(crate) async fn find(&self, record: &mut Record) -> Found {
+        match record.driver {
+            Driver::Qemu => {
+                let machine = describe(&self.config, record);
+                let noted = record.process.clone().filter(|process| self.qemu.is_running(process));
+                let process = noted.or_else(|| self.qemu.find(&machine));
+                let saved = self.qemu.saved(&machine).await.unwrap_or_else(|error| {
+                    let full = crate::error::chain(&error);
+                    record.reason = Some(Reason::told_as(full, "what was saved of it is damaged"));
+                    None
+                });
+                Found { process, saved }
+            }
+            // Nobody but its owner knows. One that was being woken may run, and whoever resumes one that
+            // runs does nothing.
+            Driver::External if record.state == State::Standby => {
+                Found { process: None, saved: record.saved.clone() }
+            }
+            Driver::External => {
+                let machine = describe(&self.config, record);
+                Found { process: Some(self.external.find(&machine)), saved: None }
+            }
+        }
+    }
+
+    /// What a sandbox was saved as, if that was not used up.
+    pub(crate) async fn saved(&self, record: &Record) -> Option<vmm::Saved> {
+        match record.driver {
+            Driver::Qemu => self.qemu.saved(&describe(&self.config, record)).await.ok().flatten(),
+            Driver::External => record.saved.clone(),
+        }
+    }
+}

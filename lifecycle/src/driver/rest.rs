@@ -1,0 +1,273 @@
+//! What a driver knows beside the journey: who waits for what, whether its sandbox is idle, how long it
+//! lives, and what of that others are shown. Decides by pure parts; does nothing itself.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::PollSemaphore;
+
+use crate::error::Error;
+use crate::idle::{Budget, Idleness, Sample, Verdict, Why};
+use crate::state::State;
+use crate::terms::{OnIdle, Terms, Uptime};
+use crate::threads::locked;
+
+/// What came of a wish.
+pub(crate) type Reply = oneshot::Sender<Result<(), Arc<Error>>>;
+
+/// Calls of the control API that are under way in a sandbox. As long as there is one it is not idle.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Calls(Arc<AtomicUsize>);
+
+/// One such call, over when this is dropped.
+#[derive(Debug)]
+pub struct Call(Arc<AtomicUsize>);
+
+impl Calls {
+    pub(crate) fn begin(&self) -> Call {
+        self.0.fetch_add(1, SeqCst);
+        Call(Arc::clone(&self.0))
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(SeqCst)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+/// What others are shown of a sandbox's rest.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shown {
+    pub(crate) on_idle: OnIdle,
+    pub(crate) idle_after: Option<Duration>,
+    pub(crate) awake: Option<Why>,
+    pub(crate) sleeps_at: Option<Instant>,
+    pub(crate) ends_at: Option<Instant>,
+    pub(crate) wakes: u64,
+}
+
+/// What follows from a look at a sandbox that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Nothing,
+    Sleep,
+    /// For this reason.
+    Remove(&'static str),
+}
+
+/// All that.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    pub(crate) terms: Terms,
+    pub(crate) calls: Calls,
+    pub(crate) shown: Arc<Mutex<Shown>>,
+    idleness: Idleness,
+    budget: Budget,
+    wakes: u64,
+    end: Option<Instant>,
+    /// Who waits until it runs, and until it sleeps.
+    wakers: Vec<Reply>,
+    sleepers: Vec<Reply>,
+    /// Somebody has asked for its sleep, which idleness and calls do not keep it from then.
+    asked_to_sleep: bool,
+    /// Bytes came in for it, for which it is woken then.
+    wanted: Option<Instant>,
+    /// It could not be woken, and is not again before then for those who do not ask themselves.
+    again: Option<Instant>,
+    /// Its place among all that are to be woken; it is kept while other things are seen to.
+    queue: PollSemaphore,
+    queued: bool,
+    turn: Option<OwnedSemaphorePermit>,
+}
+
+impl Rest {
+    pub(crate) fn new(terms: Terms, turns: Arc<Semaphore>) -> Self {
+        let (now, uptime) = (Instant::now(), Uptime::now());
+        let mut idleness = Idleness::new(terms.idle_after(), now);
+        if let Some(until) = terms.awake_until(&uptime) {
+            idleness.keep(until);
+        }
+        let rest = Self {
+            end: terms.end(&uptime),
+            terms,
+            calls: Calls::default(),
+            shown: Arc::default(),
+            idleness,
+            budget: Budget::new(now),
+            wakes: 0,
+            wakers: Vec::new(),
+            sleepers: Vec::new(),
+            asked_to_sleep: false,
+            wanted: None,
+            again: None,
+            queue: PollSemaphore::new(turns),
+            queued: false,
+            turn: None,
+        };
+        rest.show(None);
+        rest
+    }
+
+    /// Its terms have changed.
+    pub(crate) fn agreed(&mut self, terms: Terms) {
+        let uptime = Uptime::now();
+        self.end = terms.end(&uptime);
+        if let Some(until) = terms.awake_until(&uptime) {
+            self.idleness.keep(until);
+        }
+        self.terms = terms;
+    }
+
+    /// Takes a look at one that runs.
+    pub(crate) fn look(&mut self, bytes: Instant, processor: Option<Duration>) -> Due {
+        let (now, calls) = (Instant::now(), self.calls.count());
+        self.idleness.look(now, Sample { bytes, processor, calls });
+        let verdict = self.idleness.verdict(now);
+        self.show(Some(verdict));
+        match (self.over(now), verdict, self.terms.on_idle) {
+            (Some(why), ..) => Due::Remove(why),
+            (None, Verdict::Idle, OnIdle::Standby) => Due::Sleep,
+            (None, Verdict::Idle, OnIdle::Delete) => Due::Remove("it was idle"),
+            _ => Due::Nothing,
+        }
+    }
+
+    /// Takes a look at one that does not run.
+    pub(crate) fn glance(&mut self) -> Due {
+        self.show(None);
+        self.over(Instant::now()).map_or(Due::Nothing, Due::Remove)
+    }
+
+    fn over(&self, now: Instant) -> Option<&'static str> {
+        self.end.filter(|end| *end <= now).map(|_| "its time is over")
+    }
+
+    fn show(&self, verdict: Option<Verdict>) {
+        let (awake, sleeps_at) = match verdict {
+            Some(Verdict::Awake(why, until)) => (Some(why), until),
+            Some(Verdict::Idle) | None => (None, None),
+        };
+        *locked(&self.shown) = Shown {
+            on_idle: self.terms.on_idle,
+            idle_after: self.terms.idle_after(),
+            awake,
+            sleeps_at,
+            ends_at: self.end,
+            wakes: self.wakes,
+        };
+    }
+
+    /// Somebody wants it to run; who wanted it to sleep is told that it does not.
+    pub(crate) fn wake(&mut self, reply: Reply, instead: impl Fn() -> Error) {
+        self.asked_to_sleep = false;
+        self.sleepers.drain(..).for_each(|reply| _ = reply.send(Err(Arc::new(instead()))));
+        self.wakers.push(reply);
+    }
+
+    /// Somebody wants it to sleep.
+    pub(crate) fn sleep(&mut self, reply: Reply) {
+        self.asked_to_sleep = true;
+        self.sleepers.push(reply);
+    }
+
+    /// Whether somebody waits for it to run.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.wakers.iter().any(|reply| !reply.is_closed())
+    }
+
+    /// Whether somebody has asked for its sleep, and no call has come since.
+    pub(crate) const fn is_asked_to_sleep(&self) -> bool {
+        self.asked_to_sleep
+    }
+
+    /// Whether a call has come in since it was found idle.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        self.is_awaited() || (!self.asked_to_sleep && self.calls.count() > 0)
+    }
+
+    /// Bytes came in for one that sleeps: it is woken when the budget allows.
+    pub(crate) fn want(&mut self) {
+        let now = Instant::now();
+        self.wanted.get_or_insert(self.again.unwrap_or(now).max(now));
+    }
+
+    pub(crate) const fn is_wanted(&self) -> bool {
+        self.wanted.is_some()
+    }
+
+    /// Waits until it is to be woken, and its turn has come among all that are. May be dropped and called
+    /// again.
+    pub(crate) async fn wake_due(&mut self) {
+        while !self.queued && !self.is_awaited() {
+            let Some(at) = self.wanted else { return std::future::pending().await };
+            tokio::time::sleep_until(at).await;
+            match self.budget.take(Instant::now()) {
+                Ok(()) => self.queued = true,
+                Err(then) => self.wanted = Some(then),
+            }
+        }
+        self.queued = true;
+        let Self { queue, .. } = self;
+        // Nobody closes it.
+        self.turn = std::future::poll_fn(|cx| queue.poll_acquire(cx)).await;
+        (self.queued, self.wanted) = (false, None);
+    }
+
+    /// It runs.
+    pub(crate) fn runs(&mut self, woken: bool) {
+        (self.turn, self.wanted, self.again) = (None, None, None);
+        self.wakes += u64::from(woken);
+        self.idleness.woken(Instant::now());
+    }
+
+    /// It could not be put to sleep.
+    pub(crate) fn stayed_awake(&mut self) {
+        self.asked_to_sleep = false;
+        self.idleness.failed(Instant::now());
+    }
+
+    /// It sleeps, or could not be woken.
+    pub(crate) fn sleeps(&mut self, failed: bool) {
+        /// Until it is tried again for those who do not ask themselves.
+        const AGAIN: Duration = Duration::from_secs(10);
+        self.turn = None;
+        self.asked_to_sleep = false;
+        self.idleness.slept();
+        self.again = failed.then(|| Instant::now() + AGAIN);
+        self.show(None);
+    }
+
+    /// Tells whoever waits that it has arrived, and with which error if it did not get where it was wanted.
+    pub(crate) fn answer(&mut self, state: State, error: Option<&Arc<Error>>) {
+        let failed = |waiting: &mut Vec<Reply>| {
+            let Some(error) = error else { return };
+            waiting.drain(..).for_each(|reply| _ = reply.send(Err(Arc::clone(error))));
+        };
+        let done = |waiting: &mut Vec<Reply>| {
+            waiting.drain(..).for_each(|reply| _ = reply.send(Ok(())));
+        };
+        match state {
+            State::Running => {
+                done(&mut self.wakers);
+                failed(&mut self.sleepers);
+            }
+            State::Standby => {
+                done(&mut self.sleepers);
+                failed(&mut self.wakers);
+            }
+            _ => {
+                self.turn = None;
+                failed(&mut self.wakers);
+                failed(&mut self.sleepers);
+            }
+        }
+    }
+}

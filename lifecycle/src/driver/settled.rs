@@ -1,0 +1,237 @@
+//! A sandbox that has arrived: what is looked at while it runs or sleeps, what wakes it and what puts it to
+//! sleep, and what verbs mean where it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fault::Point;
+use policy::audit::Outcome;
+use tokio::time::Instant;
+
+use crate::driver::rest::{Due, Reply};
+use crate::driver::{LOOK, Task, Verb};
+use crate::error::{Error, Field};
+use crate::state::State;
+use crate::terms::{Terms, Uptime};
+
+impl Task {
+    /// Rests until something is wanted or happens; gives whether the journey goes on.
+    pub(super) async fn rest_in(&mut self, state: State) -> bool {
+        let mut noted = true;
+        if let Err(error) = self.note().await {
+            self.unnoted(&error);
+            if state == State::Running && self.record.state == State::Creating {
+                // The next daemon would take it for half made, and remove what runs.
+                self.blame(error);
+                self.machine.remove();
+                return true;
+            }
+            noted = false;
+        }
+        if state == State::Running {
+            fault::at(Point::RunningNoted);
+        }
+        // From here on it is no creation any more.
+        self.record.state = state;
+        let before = self.arrived.replace(state);
+        let error = self.published.borrow().error.clone();
+        self.arrive(state, before, error.is_some());
+        self.publish(None);
+        // Last: whoever is told sees it as it is now.
+        let lost = || Arc::new(self.not_now("its guest is lost"));
+        let error = error.or_else(|| (state == State::Failed).then(lost));
+        self.rest.answer(state, error.as_ref());
+        if state == State::Running && self.rest.is_asked_to_sleep() {
+            self.begin_to_sleep();
+        }
+        let mut look = tokio::time::interval(LOOK);
+        while self.machine.next().is_none() {
+            tokio::select! {
+                verb = self.verbs.recv() => {
+                    let Some(verb) = verb else { return false };
+                    self.heed(verb).await;
+                }
+                _ = look.tick() => {
+                    noted = noted || self.note().await.is_ok();
+                    if state == State::Running && self.ended() {
+                        return true;
+                    }
+                    self.look(state);
+                }
+                () = self.acts.wanted(&self.record), if state == State::Standby && !self.rest.is_wanted() => {
+                    self.rest.want();
+                }
+                () = self.rest.wake_due(), if state == State::Standby => self.begin_to_wake(),
+            }
+        }
+        true
+    }
+
+    /// It has arrived, from where it rested before: what follows for its rest, and for the audit.
+    fn arrive(&mut self, state: State, before: Option<State>, failed: bool) {
+        match (state, before) {
+            (State::Running, Some(State::Running)) if failed => self.rest.stayed_awake(),
+            (State::Running, _) => self.rest.runs(before == Some(State::Standby)),
+            (State::Standby, _) => self.rest.sleeps(failed),
+            _ => {}
+        }
+        self.look_again();
+        let (outcome, what) = match (state, before) {
+            (State::Running, Some(State::Running)) if !failed => return,
+            (State::Running, Some(State::Running)) => (Outcome::Fail, "not put to sleep"),
+            (State::Standby, Some(State::Standby)) => (Outcome::Fail, "not woken"),
+            (State::Running, Some(State::Standby)) => (Outcome::Allow, "woken"),
+            (State::Standby, _) => (Outcome::Allow, "asleep"),
+            (State::Failed, _) => (Outcome::Fail, "failed"),
+            _ => (Outcome::Allow, state.as_str()),
+        };
+        self.audit(outcome, what);
+    }
+
+    /// Looks whether its time to sleep or to end has come.
+    fn look(&mut self, state: State) {
+        let due = if state == State::Running { self.look_at_work() } else { self.rest.glance() };
+        match due {
+            Due::Nothing => {}
+            // Its hooks may be gone from the configuration.
+            Due::Sleep if !self.acts.hypervisors().can_sleep(self.record.driver) => {}
+            Due::Sleep => self.begin_to_sleep(),
+            Due::Remove(why) => {
+                self.audit(Outcome::Allow, &format!("remove, since {why}"));
+                self.machine.remove();
+            }
+        }
+    }
+
+    /// What one that runs is at.
+    fn look_at_work(&mut self) -> Due {
+        let processor = self.acts.hypervisors().processor(&self.record);
+        let bytes = self.acts.last_byte(&self.record).unwrap_or_else(Instant::now);
+        self.rest.look(bytes, processor)
+    }
+
+    fn begin_to_sleep(&mut self) {
+        self.forget_error();
+        self.machine.sleep();
+        // Whoever calls from here on sees that it is not running, and asks for it; whoever called before is
+        // counted.
+        self.publish(self.machine.next());
+        self.turn_round();
+        if self.machine.is_up() {
+            self.publish(None);
+        }
+    }
+
+    fn begin_to_wake(&mut self) {
+        self.forget_error();
+        self.machine.wake();
+        self.publish(self.machine.next());
+    }
+
+    /// One that is falling asleep goes on running where somebody wants something of it, as long as it can; one
+    /// that sleeps waits for its turn.
+    pub(super) fn turn_round(&mut self) {
+        if self.machine.state() == State::Saving
+            && !self.machine.is_asleep()
+            && self.rest.is_disturbed()
+        {
+            self.machine.wake();
+        }
+    }
+
+    /// What a journey failed of before is not what this one does.
+    fn forget_error(&mut self) {
+        self.record.reason = None;
+        self.published.send_modify(|seen| seen.error = None);
+    }
+
+    /// Takes up what is wanted.
+    pub(super) async fn heed(&mut self, verb: Verb) {
+        match verb {
+            Verb::Remove => {
+                if self.machine.state() != State::Deleting {
+                    // Who removes it is told of nothing else.
+                    self.published.send_modify(|seen| seen.error = None);
+                }
+                self.machine.remove();
+            }
+            Verb::Wake(reply) => match self.machine.state() {
+                State::Running if self.machine.is_up() => _ = reply.send(Ok(())),
+                State::Failed | State::Deleting | State::Gone => self.refuse(reply),
+                _ => {
+                    let (name, state) = (self.record.name.clone(), self.machine.state().as_str());
+                    let problem = "somebody wants something of it".to_owned();
+                    self.rest.wake(reply, || Error::WrongState {
+                        name: name.clone(),
+                        state,
+                        problem: problem.clone(),
+                    });
+                }
+            },
+            Verb::Standby(reply) => match self.machine.state() {
+                _ if !self.acts.hypervisors().can_sleep(self.record.driver) => {
+                    let problem = "its driver cannot be put to sleep on this node";
+                    let _ = reply.send(Err(Arc::new(self.not_now(problem))));
+                }
+                State::Standby if self.machine.next().is_none() => _ = reply.send(Ok(())),
+                State::Failed | State::Deleting | State::Gone => self.refuse(reply),
+                _ => {
+                    self.rest.sleep(reply);
+                    if self.machine.is_up() {
+                        self.begin_to_sleep();
+                    }
+                }
+            },
+            Verb::KeepAwake(span, reply) => {
+                let mut terms = self.rest.terms.clone();
+                terms.keep_awake(span, &Uptime::now());
+                self.agree(terms, reply).await;
+            }
+            Verb::Renew(ttl, reply) => {
+                let mut terms = self.rest.terms.clone();
+                if ttl.is_none() && !terms.is_limited() {
+                    let fix = "give the span it is to live from now on";
+                    let field = Field::new("ttl", "", "is missing, and it has none", fix);
+                    let _ = reply.send(Err(Arc::new(Error::Invalid(field))));
+                    return;
+                }
+                terms.renew(ttl, &Uptime::now());
+                self.agree(terms, reply).await;
+            }
+        }
+    }
+
+    /// Journals other terms before they hold.
+    async fn agree(&mut self, terms: Terms, reply: Reply) {
+        let agreed = self.store.agree(&self.record.name, terms.clone()).await;
+        if agreed.is_ok() {
+            self.rest.agreed(terms);
+            self.look_again();
+        }
+        let _ = reply.send(agreed.map_err(Arc::new));
+    }
+
+    /// What is shown follows what was agreed at once.
+    fn look_again(&mut self) {
+        if self.machine.is_up() {
+            self.look_at_work();
+        } else {
+            self.rest.glance();
+        }
+    }
+
+    fn refuse(&self, reply: Reply) {
+        let _ = reply.send(Err(Arc::new(self.not_now("it cannot sleep or wake"))));
+    }
+
+    fn not_now(&self, problem: &str) -> Error {
+        Error::WrongState {
+            name: self.record.name.clone(),
+            state: self.machine.state().as_str(),
+            problem: problem.to_owned(),
+        }
+    }
+}
+
+/// The longest that one lease keeps a sandbox awake.
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(86_400);

@@ -1,0 +1,114 @@
+//! The single steps of a journey: what each is called, where a test can strike it, what it means for
+//! the journal. Never says when one comes: that is the machine's.
+
+use fault::Point;
+
+/// One thing to do. Every one that undoes may be asked for when there is nothing to undo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    MakeTap,
+    RaiseFence,
+    StartProcess,
+    GreetAgent,
+    /// Deliver nothing more to the guest, and wait a moment until what was sent is acknowledged.
+    Hold,
+    Pause,
+    /// Turn the connections with the guest into values.
+    Checkpoint,
+    /// Write down what is not memory; the process ends.
+    Save,
+    OpenTap,
+    CheckFence,
+    /// Make the process again from what was written down: it stands still.
+    Prepare,
+    /// Turn the values into connections with the guest again.
+    Rebuild,
+    /// Let the guest go on. What was written down is given up first: memory is ahead of it then.
+    Unpause,
+    /// Deliver to the guest again.
+    Release,
+    /// Tell the guest the time, and give it fresh entropy.
+    Refresh,
+    /// End a process that was made from what was written down and has not run.
+    Discard,
+    StopProcess,
+    LowerFence,
+    DeleteTap,
+    RemoveFiles,
+}
+
+impl Act {
+    /// What is being done, for progress and errors.
+    pub(crate) const fn doing(self) -> &'static str {
+        match self {
+            Self::MakeTap => "making the tap of",
+            Self::RaiseFence => "raising the fence around",
+            Self::StartProcess => "starting the microVM of",
+            Self::GreetAgent => "waiting for the guest of",
+            Self::Hold => "holding the connections of",
+            Self::Pause => "pausing the microVM of",
+            Self::Checkpoint => "keeping the connections of",
+            Self::Save => "saving the microVM of",
+            Self::OpenTap => "opening the tap of",
+            Self::CheckFence => "checking the fence around",
+            Self::Prepare => "loading the microVM of",
+            Self::Rebuild => "rebuilding the connections of",
+            Self::Unpause => "resuming the microVM of",
+            Self::Release => "releasing the connections of",
+            Self::Refresh => "telling the time to the guest of",
+            Self::Discard => "giving up the loaded microVM of",
+            Self::StopProcess => "stopping the microVM of",
+            Self::LowerFence => "lowering the fence around",
+            Self::DeleteTap => "deleting the tap of",
+            Self::RemoveFiles => "removing the files of",
+        }
+    }
+
+    /// Where a test can end the daemon before it is done, and after.
+    pub(crate) const fn points(self) -> (Point, Point) {
+        match self {
+            Self::MakeTap => (Point::TapToMake, Point::TapMade),
+            Self::RaiseFence => (Point::FenceToRaise, Point::FenceRaised),
+            Self::StartProcess => (Point::ProcessToStart, Point::ProcessStarted),
+            Self::GreetAgent => (Point::AgentToGreet, Point::AgentGreeted),
+            Self::Hold => (Point::GuestToHold, Point::GuestHeld),
+            Self::Pause => (Point::GuestToPause, Point::GuestPaused),
+            Self::Checkpoint => (Point::ConnectionsToKeep, Point::ConnectionsKept),
+            Self::Save => (Point::GuestToSave, Point::GuestSaved),
+            Self::OpenTap => (Point::TapToOpen, Point::TapOpened),
+            Self::CheckFence => (Point::FenceToCheck, Point::FenceChecked),
+            Self::Prepare => (Point::GuestToLoad, Point::GuestLoaded),
+            Self::Rebuild => (Point::ConnectionsToRebuild, Point::ConnectionsRebuilt),
+            Self::Unpause => (Point::GuestToResume, Point::GuestResumed),
+            Self::Release => (Point::GuestToRelease, Point::GuestReleased),
+            Self::Refresh => (Point::GuestToRefresh, Point::GuestRefreshed),
+            Self::Discard | Self::StopProcess => (Point::ProcessToStop, Point::ProcessStopped),
+            Self::LowerFence => (Point::FenceToLower, Point::FenceLowered),
+            Self::DeleteTap => (Point::TapToDelete, Point::TapDeleted),
+            Self::RemoveFiles => (Point::FilesToRemove, Point::FilesRemoved),
+        }
+    }
+
+    /// Whether it makes something of a sandbox that was not there; the others move what is there, or undo.
+    pub(crate) const fn makes(self) -> bool {
+        matches!(self, Self::MakeTap | Self::RaiseFence | Self::StartProcess | Self::GreetAgent)
+    }
+
+    /// Whether it is part of falling asleep, of which another daemon must know that it was begun.
+    pub(crate) const fn puts_to_sleep(self) -> bool {
+        matches!(self, Self::Hold | Self::Pause | Self::Checkpoint | Self::Save)
+    }
+
+    /// Whether it cannot be done without the guest's process, which was there before.
+    pub(crate) const fn needs_its_process(self) -> bool {
+        matches!(
+            self,
+            Self::Pause
+                | Self::Checkpoint
+                | Self::Save
+                | Self::Rebuild
+                | Self::Unpause
+                | Self::Refresh
+        )
+    }
+}

@@ -1,0 +1,310 @@
+//! A sandbox's life under a schedule made from a seed: wishes come at any time, acts fail before or after
+//! they took effect, processes end, and the daemon dies at any of them. What there is, is played by a few
+//! facts; the machine, and what takes its sandbox up again, are the real ones.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// xorshift64*: the same seed, the same life.
+struct Chance(u64);
+
+impl Chance {
+    fn of(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % n
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    None,
+    Before,
+    After,
+    DiesBefore,
+    DiesAfter,
+    ProcessEnds,
+}
+
+/// What the kernel, the disk, the router and the journal have of one sandbox.
+#[derive(Debug, Default)]
+struct World {
+    tap: bool,
+    open: bool,
+    /// In the kernel: it outlives the daemon.
+    fence: bool,
+    processes: Vec<Process>,
+    /// How often the guest's memory has moved on.
+    memory: u64,
+    /// The memory that the saved state belongs to, if it is whole.
+    state_of: Option<u64>,
+    files: bool,
+    held: bool,
+    kept: bool,
+    noted: Option<State>,
+    /// Something would not go, and is left behind.
+    left: bool,
+    /// Its process would not end: its link goes down with its fence, and it reaches nothing.
+    shut: bool,
+}
+
+#[derive(Debug)]
+struct Process {
+    paused: bool,
+}
+
+impl World {
+    fn runs(&self) -> bool {
+        self.processes.iter().any(|process| !process.paused)
+    }
+
+    fn perform(&mut self, act: Act) {
+        match act {
+            Act::MakeTap => (self.tap, self.open) = (true, true),
+            Act::RaiseFence => {
+                assert!(self.tap, "a fence around nothing");
+                self.fence = true;
+            }
+            Act::StartProcess => {
+                assert!(self.fence && self.open, "started without its fence");
+                assert!(self.processes.is_empty(), "two processes");
+                self.processes.push(Process { paused: false });
+                (self.files, self.open) = (true, false);
+            }
+            Act::GreetAgent => assert!(self.runs(), "nobody to greet"),
+            Act::Hold => self.held = true,
+            Act::Pause => self.processes.iter_mut().for_each(|process| process.paused = true),
+            Act::Checkpoint => {
+                assert!(!self.runs(), "its connections move while they are read");
+                self.kept = true;
+            }
+            Act::Save => {
+                assert!(self.processes.len() == 1 && !self.runs(), "saved while it runs");
+                self.state_of = Some(self.memory);
+                self.processes.clear();
+            }
+            Act::OpenTap => (self.tap, self.open) = (true, true),
+            Act::CheckFence => assert!(self.fence, "its fence is gone"),
+            Act::Prepare => {
+                assert!(self.fence && self.open, "loaded without its fence");
+                assert!(self.processes.is_empty(), "two processes for one memory");
+                assert_eq!(self.state_of, Some(self.memory), "a state of another memory");
+                self.processes.push(Process { paused: true });
+                self.open = false;
+            }
+            Act::Rebuild => {
+                assert!(!self.runs(), "rebuilt after the first instruction");
+                self.kept = false;
+            }
+            Act::Unpause => {
+                assert!(self.fence, "runs without its fence");
+                assert_eq!(self.processes.len(), 1, "one process runs");
+                self.state_of = None;
+                self.processes[0].paused = false;
+            }
+            Act::Refresh => assert!(self.runs(), "nobody to tell the time"),
+            Act::Release => {
+                assert!(self.runs() && !self.kept, "delivered to nobody");
+                self.held = false;
+            }
+            Act::Discard | Act::StopProcess => {
+                assert!(act != Act::Discard || !self.runs(), "the guest itself");
+                self.processes.clear();
+                self.open = false;
+            }
+            Act::LowerFence => {
+                assert!(self.shut || !self.runs(), "let out");
+                (self.fence, self.held, self.kept) = (false, false, false);
+            }
+            Act::DeleteTap => (self.tap, self.open) = (false, false),
+            Act::RemoveFiles => {
+                assert!(self.processes.is_empty(), "its files are in use");
+                (self.files, self.state_of) = (false, None);
+            }
+        }
+    }
+
+    /// What is true at any time.
+    fn check(&self, machine: &Machine) {
+        assert!(self.fence || self.shut || !self.runs(), "unfenced");
+        assert!(self.processes.len() <= 1, "two processes");
+        assert!(self.state_of.is_none_or(|of| of == self.memory), "a state of another memory");
+        if machine.is_up() {
+            let up = self.runs() && self.fence && !self.held && !self.kept;
+            assert!(up, "up, and yet not: {self:?}, {machine:?}");
+        }
+        if machine.next().is_none() && machine.state() == State::Standby {
+            assert!(self.processes.is_empty() && self.state_of.is_some(), "asleep, and yet not");
+        }
+    }
+
+    fn die(&mut self) -> Machine {
+        // The router's part goes with the daemon; the rules in the kernel stay.
+        (self.held, self.kept, self.open) = (false, false, false);
+        let state = self.noted.unwrap_or(State::Gone);
+        Machine::found(state, !self.processes.is_empty(), self.state_of.is_some())
+    }
+}
+
+/// Lives one life; gives how it met which act.
+fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
+    let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut world = World { noted: Some(State::Creating), ..World::default() };
+    let mut machine = Machine::create();
+    let faulty = chance.of(4);
+    for step in 0..120 {
+        world.shut = machine.left() == Left::Process;
+        world.check(&machine);
+        if machine.state() == State::Gone {
+            break;
+        }
+        match chance.of(24) {
+            0..=3 => machine.sleep(),
+            4..=7 => machine.wake(),
+            8 if step > 60 => machine.remove(),
+            _ => {}
+        }
+        if world.runs() && chance.of(2) == 0 {
+            world.memory += 1;
+            assert_eq!(world.state_of, None);
+        }
+        let Some(act) = machine.next() else {
+            world.noted = Some(machine.state());
+            if machine.is_up() && chance.of(16) == 0 {
+                world.processes.clear();
+                machine.process_gone();
+            }
+            continue;
+        };
+        // A note may fail on a full disk; a sandbox does not fall asleep on that.
+        if chance.of(16) > 0 || !machine.greeted() {
+            world.noted = Some(machine.state());
+        } else if act.puts_to_sleep() {
+            machine.failed(act);
+            continue;
+        }
+        let fault = match chance.of(24) {
+            _ if faulty == 0 => Fault::None,
+            0 => Fault::Before,
+            1 => Fault::After,
+            2 => Fault::DiesBefore,
+            3 => Fault::DiesAfter,
+            4 => Fault::ProcessEnds,
+            _ => Fault::None,
+        };
+        *met.entry((format!("{act:?}"), fault)).or_default() += 1;
+        match fault {
+            Fault::None => {
+                world.perform(act);
+                machine.done(act);
+            }
+            Fault::Before => {
+                machine.failed(act);
+                // Given up: those connections are lost, and nobody waits for them.
+                match act {
+                    Act::Rebuild if machine.next() != Some(act) => world.kept = false,
+                    Act::Release if machine.next() != Some(act) => world.held = false,
+                    Act::LowerFence | Act::DeleteTap | Act::RemoveFiles => {
+                        world.left |= machine.next() != Some(act);
+                    }
+                    _ => {}
+                }
+            }
+            Fault::After if act == Act::Unpause && chance.of(2) == 0 => {
+                world.state_of = None;
+                machine.used_up();
+                machine.failed(act);
+            }
+            Fault::After => {
+                world.perform(act);
+                if act == Act::Unpause {
+                    machine.used_up();
+                }
+                if act == Act::Save {
+                    // What was written may be whole, and the process is there still.
+                    world.processes.push(Process { paused: true });
+                }
+                machine.failed(act);
+            }
+            Fault::DiesBefore => machine = world.die(),
+            Fault::DiesAfter => {
+                world.perform(act);
+                machine = world.die();
+            }
+            Fault::ProcessEnds => {
+                let there = !world.processes.is_empty();
+                world.processes.clear();
+                machine.failed(act);
+                let undoes = matches!(act, Act::LowerFence | Act::DeleteTap | Act::RemoveFiles);
+                world.left |= undoes && machine.next() != Some(act);
+                if there && !matches!(act, Act::Discard | Act::StopProcess) {
+                    machine.process_gone();
+                }
+            }
+        }
+    }
+    // Whatever happened, it arrives, and can be removed from there.
+    arrive(&mut world, &mut machine);
+    let rests = [State::Running, State::Standby, State::Failed, State::Gone];
+    assert!(rests.contains(&machine.state()), "{:?}", machine.state());
+    machine.remove();
+    arrive(&mut world, &mut machine);
+    assert_eq!(machine.state(), State::Gone);
+    assert!(world.processes.is_empty());
+    assert!(world.left || !world.tap && !world.fence && !world.files, "{world:?}");
+}
+
+fn arrive(world: &mut World, machine: &mut Machine) {
+    for _ in 0..32 {
+        world.shut = machine.left() == Left::Process;
+        world.check(machine);
+        let Some(act) = machine.next() else { return };
+        world.perform(act);
+        machine.done(act);
+    }
+    panic!("a state without an exit: {machine:?}");
+}
+
+/// Promise 63.
+#[test]
+fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
+    let mut met = BTreeMap::new();
+    for seed in 1..=20_000 {
+        let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| live(seed, &mut met)));
+        if let Err(broken) = lived {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(broken);
+        }
+    }
+    // Nothing is shown of what never came.
+    for act in [
+        Act::MakeTap,
+        Act::RaiseFence,
+        Act::StartProcess,
+        Act::GreetAgent,
+        Act::Hold,
+        Act::Pause,
+        Act::Checkpoint,
+        Act::Save,
+        Act::OpenTap,
+        Act::CheckFence,
+        Act::Prepare,
+        Act::Rebuild,
+        Act::Unpause,
+        Act::Refresh,
+        Act::Release,
+        Act::Discard,
+        Act::StopProcess,
+        Act::LowerFence,
+        Act::DeleteTap,
+        Act::RemoveFiles,
+    ] {
+        for fault in [Fault::None, Fault::Before, Fault::After, Fault::DiesBefore, Fault::DiesAfter]
+        {
+            let times = met.get(&(format!("{act:?}"), fault)).copied().unwrap_or_default();
+            assert!(times >= 20, "{act:?} met {fault:?} {times} times");
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! The order of each journey, step by step and by chance.
+use proptest::prelude::*;
+
+use super::*;
+
+/// Runs until it rests, failing the acts whose number is in `fails`; gives what was done.
+fn run(machine: &mut Machine, fails: &[bool]) -> Vec<(Act, bool)> {
+    let mut done = Vec::new();
+    while let Some(act) = machine.next() {
+        assert!(done.len() < 64, "no end: {done:?}");
+        let ok = !fails.get(done.len()).copied().unwrap_or(false);
+        if ok {
+            machine.done(act);
+        } else {
+            machine.failed(act);
+        }
+        done.push((act, ok));
+    }
+    done
+}
+
+#[test]
+fn the_fence_stands_before_anything_can_speak() {
+    let mut machine = Machine::create();
+    let acts: Vec<_> = run(&mut machine, &[]).into_iter().map(|(act, _)| act).collect();
+    assert_eq!(acts, [Act::MakeTap, Act::RaiseFence, Act::StartProcess, Act::GreetAgent]);
+    assert_eq!(machine.state(), State::Running);
+}
+
+/// Promise 21.
+#[test]
+fn a_sandbox_that_is_adopted_is_noted_as_running_at_every_step() {
+    let mut machine = Machine::adopt();
+    assert_eq!(machine.state(), State::Running);
+    while let Some(act) = machine.next() {
+        machine.done(act);
+        assert_eq!(machine.state(), State::Running);
+    }
+}
+
+#[test]
+fn what_was_made_is_undone_in_reverse() {
+    let mut machine = Machine::create();
+    let acts = run(&mut machine, &[false, false, false, true]);
+    let undone: Vec<_> = acts.iter().skip(4).map(|(act, _)| *act).collect();
+    assert_eq!(
+        undone,
+        [Act::StopProcess, Act::LowerFence, Act::DeleteTap, Act::RemoveFiles],
+        "a guest that never answers leaves nothing"
+    );
+    assert_eq!(machine.state(), State::Gone);
+}
+
+#[test]
+fn a_process_that_ends_by_itself_leaves_a_failed_sandbox_with_its_log() {
+    let mut machine = Machine::create();
+    run(&mut machine, &[]);
+    machine.process_gone();
+    let acts = run(&mut machine, &[]);
+    assert!(acts.iter().all(|(act, _)| *act != Act::RemoveFiles));
+    assert_eq!(machine.state(), State::Failed);
+    machine.remove();
+    run(&mut machine, &[]);
+    assert_eq!(machine.state(), State::Gone);
+}
+
+/// Promise 28.
+#[test]
+fn what_would_not_go_is_known_when_the_sandbox_is_gone() {
+    for (fails, left) in [
+        (&[false; 5], Left::Nothing),
+        (&[false, false, true, true, true], Left::Network),
+        (&[true, true, true, false, false], Left::Network),
+        (&[true; 5], Left::Network),
+    ] {
+        let mut machine = Machine::leftover(State::Deleting);
+        run(&mut machine, fails);
+        assert_eq!(machine.state(), State::Gone);
+        assert_eq!(machine.left(), left);
+    }
+}
+
+/// Promise 28.
+#[test]
+fn a_sandbox_is_not_gone_while_its_process_may_be_there() {
+    let mut machine = Machine::leftover(State::Deleting);
+    for _ in 0..1000 {
+        match machine.next() {
+            Some(Act::StopProcess) => machine.failed(Act::StopProcess),
+            Some(act) => machine.done(act),
+            None => break,
+        }
+    }
+    assert_eq!((machine.state(), machine.left()), (State::Deleting, Left::Process));
+    run(&mut machine, &[]);
+    assert_eq!((machine.state(), machine.left()), (State::Gone, Left::Network));
+}
+
+/// Promises 28, 59.
+#[test]
+fn a_removal_by_force_gives_up_the_process_and_nothing_else() {
+    for tried in [0, 1, 3, 9] {
+        let mut machine = Machine::leftover(State::Deleting);
+        run_while(&mut machine, tried);
+        machine.force();
+        let mut more = 0;
+        while let Some(act) = machine.next() {
+            if act == Act::StopProcess {
+                more += 1;
+                machine.failed(act);
+            } else {
+                machine.done(act);
+            }
+        }
+        assert!(more <= 1, "{tried}: {more} more tries");
+        assert_eq!((machine.state(), machine.left()), (State::Gone, Left::Process));
+        assert_eq!(machine.made, Made::NOTHING, "{tried}");
+    }
+    let mut machine = Machine::leftover(State::Deleting);
+    machine.force();
+    run(&mut machine, &[]);
+    assert_eq!(machine.left(), Left::Nothing, "what ends is not given up");
+}
+
+/// Fails to stop the process so many times, and does all else.
+fn run_while(machine: &mut Machine, mut fails: usize) {
+    while let Some(act) = machine.next().filter(|_| fails > 0) {
+        if act == Act::StopProcess {
+            fails -= 1;
+            machine.failed(act);
+        } else {
+            machine.done(act);
+        }
+    }
+}
+
+/// Promise 16.
+#[test]
+fn the_fence_of_a_sandbox_that_is_taken_over_is_tried_long_and_not_for_ever() {
+    let mut machine = Machine::adopt();
+    for _ in 0..TAKEOVER_TRIES {
+        assert_eq!((machine.next(), machine.state()), (Some(Act::RaiseFence), State::Running));
+        machine.failed(Act::RaiseFence);
+    }
+    let mut late = machine.clone();
+    late.done(Act::RaiseFence);
+    assert_eq!((late.next(), late.state()), (None, State::Running));
+    machine.failed(Act::RaiseFence);
+    assert_eq!((machine.next(), machine.state()), (Some(Act::StopProcess), State::Failed));
+}
+
+#[test]
+fn what_an_earlier_daemon_fenced_is_lowered_though_the_fence_was_never_raised_anew() {
+    for give_up in [Machine::remove, Machine::process_gone] {
+        let mut machine = Machine::adopt();
+        machine.failed(Act::RaiseFence);
+        give_up(&mut machine);
+        let acts = run(&mut machine, &[]);
+        assert!(acts.contains(&(Act::LowerFence, true)), "{acts:?}");
+    }
+}
+
+/// A sandbox that runs, with nothing left to do.
+fn running() -> Machine {
+    let mut machine = Machine::create();
+    run(&mut machine, &[]);
+    machine
+}
+
+fn names(done: Vec<(Act, bool)>) -> Vec<Act> {
+    done.into_iter().map(|(act, _)| act).collect()
+}
+
+#[test]
+fn a_sandbox_falls_asleep_and_wakes_in_this_order_and_keeps_what_it_was() {
+    let mut machine = running();
+    machine.sleep();
+    assert_eq!(machine.state(), State::Saving);
+    let acts = names(run(&mut machine, &[]));
+    assert_eq!(acts, [Act::Hold, Act::Pause, Act::Checkpoint, Act::Save]);
+    assert_eq!(machine.state(), State::Standby);
+    machine.wake();
+    assert_eq!(machine.state(), State::Resuming);
+    let acts = names(run(&mut machine, &[]));
+    let expected = [
+        Act::OpenTap,
+        Act::CheckFence,
+        Act::Prepare,
+        Act::Rebuild,
+        Act::Unpause,
+        Act::Release,
+        Act::Refresh,
+    ];
+    assert_eq!((&acts[..], machine.state()), (&expected[..], State::Running));
+    machine.sleep();
+    assert_eq!(names(run(&mut machine, &[])).len(), 4, "and again");
+}
+
+#[test]
+fn what_fails_while_it_falls_asleep_turns_it_round_and_its_connections_go_on() {
+    let back = [Act::Rebuild, Act::Unpause, Act::Release];
+    for (failing, way_back) in [(0, &back[2..]), (1, &back[1..]), (2, &back[..]), (3, &back[..])] {
+        let mut machine = running();
+        machine.sleep();
+        let mut fails = vec![false; failing];
+        fails.push(true);
+        let acts = names(run(&mut machine, &fails));
+        assert_eq!(&acts[failing + 1..], way_back, "after act {failing}");
+        assert_eq!(machine.state(), State::Running);
+    }
+}
+
+/// Attack P42.
+#[test]
+fn a_wake_while_it_falls_asleep_turns_it_round_as_long_as_it_has_not_arrived() {
+    for done in 0..=4 {
+        let mut machine = running();
+        machine.sleep();
+        for _ in 0..done {
+            let act = machine.next().unwrap();
+            machine.done(act);
+        }
+        machine.wake();
+        let acts = names(run(&mut machine, &[]));
+        assert_eq!(acts.contains(&Act::Prepare), done == 4, "after {done} acts: {acts:?}");
+        assert_eq!(machine.state(), State::Running);
+    }
+}
+
+#[test]
+fn a_wake_that_fails_before_anything_has_run_leaves_it_asleep_and_no_process() {
+    let asleep = || {
+        let mut machine = running();
+        machine.sleep();
+        run(&mut machine, &[]);
+        machine
+    };
+    for failing in 0..3 {
+        let mut machine = asleep();
+        machine.wake();
+        let mut fails = vec![false; failing];
+        fails.extend([true; TRIES as usize].iter().take(if failing == 2 { 1 } else { 3 }));
+        let acts = names(run(&mut machine, &fails));
+        let last = if failing > 0 { Act::Discard } else { Act::OpenTap };
+        assert_eq!(acts.last(), Some(&last));
+        assert_eq!(machine.state(), State::Standby, "{acts:?}");
+        assert!(!machine.made.process && !machine.made.open);
+        machine.wake();
+        run(&mut machine, &[]);
+        assert_eq!(machine.state(), State::Running, "the next one may do better");
+    }
+    let mut machine = asleep();
+    machine.wake();
+    while machine.next() != Some(Act::Unpause) {
+        let act = machine.next().unwrap();
+        machine.done(act);
+    }
+    machine.process_gone();
+    run(&mut machine, &[]);
+    assert_eq!(machine.state(), State::Standby, "what it was made from is as it was");
+    machine.wake();
+    while machine.next() != Some(Act::Unpause) {
+        let act = machine.next().unwrap();
+        machine.done(act);
+    }
+    machine.used_up();
+    machine.process_gone();
+    run(&mut machine, &[]);
+    assert_eq!(machine.state(), State::Failed, "used up");
+}
+
+#[test]
+fn while_a_process_made_from_it_may_be_there_it_is_not_woken_again() {
+    let mut machine = Machine::asleep(true);
+    for _ in 0..100 {
+        assert_eq!((machine.next(), machine.state()), (Some(Act::Discard), State::Resuming));
+        machine.failed(Act::Discard);
+        if machine.left() == Left::Process {
+            machine.wake();
+        }
+    }
+    machine.done(Act::Discard);
+    assert_eq!((machine.next(), machine.state()), (None, State::Standby));
+    machine.wake();
+    assert_eq!(machine.state(), State::Resuming);
+}
+
+#[test]
+fn what_an_earlier_daemon_left_is_taken_up_by_what_there_is() {
+    use State::{Failed, Resuming, Running, Saving, Standby};
+    for (state, process, saved, first, end) in [
+        (Running, true, false, Some(Act::RaiseFence), Running),
+        (Running, false, false, Some(Act::StopProcess), Failed),
+        (Saving, true, false, Some(Act::RaiseFence), Running),
+        (Saving, true, true, Some(Act::RaiseFence), Running),
+        (Saving, false, true, None, Standby),
+        (Saving, false, false, Some(Act::StopProcess), Failed),
+        (Standby, false, true, None, Standby),
+        (Standby, false, false, Some(Act::StopProcess), Failed),
+        (Resuming, true, true, Some(Act::Discard), Standby),
+        (Resuming, true, false, Some(Act::RaiseFence), Running),
+        (Resuming, false, true, None, Standby),
+        (Resuming, false, false, Some(Act::StopProcess), Failed),
+    ] {
+        let mut machine = Machine::found(state, process, saved);
+        let at = format!("{state:?}, process {process}, saved {saved}");
+        assert_eq!(machine.next(), first, "{at}");
+        run(&mut machine, &[]);
+        assert_eq!(machine.state(), end, "{at}");
+        machine.remove();
+        let acts = names(run(&mut machine, &[]));
+        assert_eq!(machine.state(), State::Gone, "{at}");
+        assert!(end == Failed || acts.contains(&Act::LowerFence), "{at}: {acts:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_journey_ends_and_leaves_nothing_running_unfenced(
+        fails in proptest::collection::vec(any::<bool>(), 0..24),
+        start in 0..5_u8,
+        remove in any::<bool>(),
+    ) {
+        let mut machine = match start {
+            0 => Machine::create(),
+            1 => Machine::adopt(),
+            2 => Machine::leftover(State::Creating),
+            3 => Machine::leftover(State::Running),
+            _ => Machine::leftover(State::Deleting),
+        };
+        let mut fence = start != 0 && start != 1;
+        let mut journey = |machine: &mut Machine, fails: &[bool]| {
+            for (act, ok) in run(machine, fails) {
+                match act {
+                    Act::RaiseFence => fence = ok,
+                    Act::StartProcess => assert!(fence, "started without its fence"),
+                    Act::LowerFence if ok => fence = false,
+                    _ => {}
+                }
+            }
+        };
+        journey(&mut machine, &fails);
+        if remove {
+            machine.remove();
+            journey(&mut machine, &[]);
+            prop_assert_eq!(machine.state(), State::Gone);
+        }
+        match machine.state() {
+            State::Running => prop_assert!(machine.made.process && machine.made.fence),
+            State::Failed | State::Gone => prop_assert!(
+                !machine.made.process && !machine.made.tap && !machine.made.fence
+            ),
+            state => prop_assert!(false, "no rest in {state:?}"),
+        }
+    }
+}

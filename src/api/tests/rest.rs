@@ -1,0 +1,217 @@
+//! Sleep and life by the API, with hooks in the place of a hypervisor that say what they were asked.
+
+use std::time::Instant;
+
+use super::*;
+
+/// Whatever somebody else's hypervisor is told, a line each.
+const HOOKS: &str = "[external]\n\
+    on_standby = [\"sh\", \"-c\", \"echo standby >>DIR/told; test ! -e DIR/awake\"]\n\
+    on_resume = [\"sh\", \"-c\", \"sleep 0.2; echo resume >>DIR/told; test ! -e DIR/asleep\"]\n\
+    on_remove = [\"sh\", \"-c\", \"echo remove >>DIR/told\"]\n";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Daemon {
+    async fn make(&self, fields: serde_json::Value) -> wire::Sandbox {
+        let mut body = json!({ "name": "demo", "driver": "external" });
+        let (Some(body), Some(fields)) = (body.as_object_mut(), fields.as_object()) else {
+            panic!("objects")
+        };
+        body.extend(fields.clone());
+        self.local.post("/v1/sandboxes", body).await.expect("created")
+    }
+
+    async fn ask(&self, verb: &str, body: serde_json::Value) -> Result<wire::Sandbox, Problem> {
+        match self.local.post(&format!("/v1/sandboxes/demo/{verb}"), &body).await {
+            Ok(sandbox) => Ok(sandbox),
+            Err(Error::Refused(problem)) => Err(*problem),
+            Err(other) => panic!("{verb}: {other:?}"),
+        }
+    }
+
+    async fn demo(&self) -> Option<wire::Sandbox> {
+        self.local.get("/v1/sandboxes/demo").await.ok()
+    }
+
+    async fn take_away(&self) {
+        let path = "/v1/sandboxes/demo";
+        let removed = self.local.send(Method::DELETE, path, HeaderMap::new(), Content::Nothing);
+        removed.await.expect("gone");
+    }
+
+    fn told(&self) -> Vec<String> {
+        let told = std::fs::read_to_string(self._dir.path().join("told")).unwrap_or_default();
+        told.lines().map(str::to_owned).collect()
+    }
+
+    fn mark(&self, name: &str, there: bool) {
+        let path = self._dir.path().join(name);
+        let marked = if there { std::fs::write(path, "") } else { std::fs::remove_file(path) };
+        marked.expect("marked");
+    }
+
+    /// Waits until it is so, and gives what is shown then.
+    async fn until(
+        &self,
+        what: &str,
+        so: impl Fn(&Option<wire::Sandbox>) -> bool,
+    ) -> Option<wire::Sandbox> {
+        let began = Instant::now();
+        loop {
+            let seen = self.demo().await;
+            if so(&seen) {
+                return seen;
+            }
+            assert!(began.elapsed() < PATIENCE, "{what}: {seen:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn until_state(&self, state: &str) -> wire::Sandbox {
+        let is = |seen: &Option<wire::Sandbox>| seen.as_ref().is_some_and(|one| one.state == state);
+        self.until(state, is).await.expect("there")
+    }
+}
+
+/// Promise 62.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_sandbox_sleeps_and_whoever_wants_something_of_it_wakes_it() {
+    let daemon = Daemon::with(HOOKS).await;
+    let made = daemon.make(json!({ "idle_after": "2s" })).await;
+    assert_eq!((made.on_idle, made.state.as_str()), (wire::OnIdle::Standby, "running"));
+    let awake = daemon.until("why", |seen| seen.as_ref().is_some_and(|one| one.awake.is_some()));
+    assert!(awake.await.expect("there").idle_in.is_some_and(|seconds| (1..=2).contains(&seconds)));
+    let asleep = daemon.until_state("standby").await;
+    assert_eq!((asleep.awake, asleep.idle_in, asleep.wakes), (None, None, 0));
+    assert_eq!(daemon.told(), ["standby"]);
+    let woken = daemon.ask("resume", json!({})).await.expect("woken");
+    assert_eq!((woken.state.as_str(), woken.wakes), ("running", 1));
+    assert_eq!(daemon.told(), ["standby", "resume"]);
+    daemon.ask("standby", json!({})).await.expect("asleep");
+    // There is no guest, so nobody answers there; but it was woken for it.
+    let upgrade = [("connection", "upgrade"), ("upgrade", "postern-connect")];
+    let path = "/v1/sandboxes/demo/connect";
+    let problem =
+        refusal(&daemon.local, Method::POST, path, &upgrade, text("{\"port\":8080}")).await;
+    assert_eq!(problem.code, Kind::Unavailable, "{problem}");
+    assert_eq!(daemon.told()[2..], ["standby", "resume"]);
+    let problem = refusal(&daemon.local, Method::POST, path, &upgrade, text("{\"port\":0}")).await;
+    assert_eq!(problem.field.as_deref(), Some("port"));
+    daemon.ask("standby", json!({})).await.expect("asleep");
+    daemon.take_away().await;
+    assert_eq!(daemon.told()[4..], ["standby", "remove"], "its owner hears of its end");
+    daemon.end().await;
+}
+
+/// Promise 63. Attack P42.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_who_want_it_awake_wake_it_once_even_if_they_do_not_wait() {
+    let daemon = Daemon::with(HOOKS).await;
+    daemon.make(json!({ "on_idle": "never" })).await;
+    daemon.ask("standby", json!({})).await.expect("asleep");
+    let found = daemon.keeper.find(&"demo".parse().expect("name")).expect("there");
+    let asked = (0..1000).map(|n| {
+        let (keeper, found) = (daemon.keeper.clone(), found.clone());
+        tokio::spawn(async move {
+            let actor = lifecycle::Actor::new("test", true);
+            let resume = keeper.resume(&found, &actor);
+            // Some of them leave.
+            let patience = if n % 3 == 0 { Duration::from_millis(10) } else { PATIENCE };
+            tokio::time::timeout(patience, resume).await.ok().map(|woken| woken.expect("woken"))
+        })
+    });
+    let mut woken = 0;
+    for one in asked.collect::<Vec<_>>() {
+        woken += usize::from(one.await.expect("no panic").is_some());
+    }
+    assert!(woken >= 666, "{woken}");
+    assert_eq!(daemon.told(), ["standby", "resume"]);
+    assert_eq!(daemon.demo().await.expect("there").wakes, 1);
+    daemon.ask("standby", json!({})).await.expect("asleep");
+    let actor = lifecycle::Actor::new("test", true);
+    let resume = daemon.keeper.resume(&found, &actor);
+    let left = tokio::time::timeout(Duration::from_millis(50), resume).await;
+    assert!(left.is_err(), "the only one who asked has left");
+    daemon.until_state("running").await;
+    daemon.end().await;
+}
+
+/// Promise 63.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_put_to_sleep_or_woken_says_so_and_stays_what_it_was() {
+    let daemon = Daemon::with(HOOKS).await;
+    daemon.make(json!({ "on_idle": "never" })).await;
+    daemon.mark("awake", true);
+    daemon.ask("standby", json!({})).await.expect_err("it stays awake");
+    let shown = daemon.until_state("running").await;
+    assert!(shown.reason.is_some_and(|why| why.contains("pausing")), "with the reason");
+    assert_eq!(daemon.told(), ["standby", "resume"], "whatever became of it, it is to run");
+    daemon.mark("awake", false);
+    let asleep = daemon.ask("standby", json!({})).await.expect("asleep");
+    assert_eq!(asleep.reason, None);
+    daemon.mark("asleep", true);
+    daemon.ask("resume", json!({})).await.expect_err("it sleeps on");
+    let shown = daemon.until_state("standby").await;
+    assert!(shown.reason.is_some_and(|why| why.contains("resuming")), "with the reason");
+    daemon.mark("asleep", false);
+    daemon.ask("resume", json!({})).await.expect("the next one wakes it");
+    daemon.end().await;
+}
+
+/// Promise 64.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_lives_as_long_as_it_is_renewed_and_no_longer_than_its_life() {
+    let daemon = Daemon::start().await;
+    daemon.make(json!({ "ttl": "3s", "max_life": "8s" })).await;
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        let renewed = daemon.ask("renew", json!({})).await.expect("it lives on");
+        assert!(renewed.expires_in.is_some_and(|left| left <= 3), "{renewed:?}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let renewed = daemon.ask("renew", json!({ "ttl": "1h" })).await.expect("it lives on");
+    assert!(
+        renewed.expires_in.is_some_and(|left| left <= 4),
+        "no longer than its life: {renewed:?}"
+    );
+    daemon.until("gone", Option::is_none).await;
+    assert!(began.elapsed() < Duration::from_secs(12));
+    let made = daemon.make(json!({})).await;
+    assert_eq!((made.on_idle, made.expires_in), (wire::OnIdle::Never, None), "no hooks, no sleep");
+    let problem = daemon.ask("renew", json!({})).await.expect_err("there is nothing to renew");
+    assert_eq!(problem.field.as_deref(), Some("ttl"));
+    let problem = daemon.ask("renew", json!({ "ttl": "0s" })).await.expect_err("no time");
+    assert_eq!(problem.field.as_deref(), Some("ttl"));
+    let problem = daemon.ask("standby", json!({})).await.expect_err("nobody would stop it");
+    assert_eq!(problem.code, Kind::Conflict);
+    daemon.ask("renew", json!({ "ttl": "1s" })).await.expect("a short one");
+    daemon.until("gone", Option::is_none).await;
+    daemon.make(json!({ "on_idle": "delete", "idle_after": "1s" })).await;
+    daemon.until("gone", Option::is_none).await;
+    let body = json!({ "name": "demo", "driver": "external", "on_idle": "standby" });
+    let content = Content::json(&body).expect("json");
+    let problem = refusal(&daemon.local, Method::POST, "/v1/sandboxes", &[], content).await;
+    assert_eq!((problem.code, problem.field.as_deref()), (Kind::Invalid, Some("on_idle")));
+    daemon.end().await;
+}
+
+/// Promise 64.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_keeps_a_sandbox_awake_until_it_is_over_and_wakes_one_that_sleeps() {
+    let daemon = Daemon::with(HOOKS).await;
+    daemon.make(json!({ "idle_after": "1s" })).await;
+    let kept = daemon.ask("keep-awake", json!({ "for": "4s" })).await.expect("kept");
+    let began = Instant::now();
+    assert_eq!(kept.awake.as_deref(), Some("it is kept awake"));
+    assert!(kept.idle_in.is_some_and(|left| (3..=5).contains(&left)), "{kept:?}");
+    daemon.until_state("standby").await;
+    let took = began.elapsed();
+    assert!(took > Duration::from_millis(2900) && took < Duration::from_secs(8), "{took:?}");
+    let kept = daemon.ask("keep-awake", json!({ "for": "1h" })).await.expect("woken");
+    assert_eq!((kept.state.as_str(), kept.wakes), ("running", 1));
+    for span in ["0s", "25h"] {
+        let problem = daemon.ask("keep-awake", json!({ "for": span })).await.expect_err(span);
+        assert_eq!(problem.field.as_deref(), Some("for"));
+    }
+    daemon.end().await;
+}

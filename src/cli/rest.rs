@@ -1,0 +1,82 @@
+//! `postern standby`, `resume`, `keep-awake` and `renew`.
+
+use policy::SandboxName;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::cli::screen::Screen;
+use crate::client::Client;
+use crate::error::Error;
+use crate::units::Span;
+use crate::wire::{self, Sandbox};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Standby {
+    /// The sandbox.
+    name: SandboxName,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Resume {
+    /// The sandbox.
+    name: SandboxName,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct KeepAwake {
+    /// The sandbox.
+    name: SandboxName,
+    /// For so long from now, at most 24h.
+    #[arg(long = "for", value_name = "SPAN", default_value = "10m")]
+    span: Span,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Renew {
+    /// The sandbox.
+    name: SandboxName,
+    /// So long from now, and at every renewal without it; none: as long as it was given.
+    #[arg(long, value_name = "SPAN")]
+    ttl: Option<Span>,
+}
+
+impl Standby {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        let asleep = ask(client, &self.name, "standby", &json!({})).await?;
+        screen.either(&asleep, |asleep| format!("{} is on {}", asleep.name, asleep.state))
+    }
+}
+
+impl Resume {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        let woken = ask(client, &self.name, "resume", &json!({})).await?;
+        screen.either(&woken, |woken| format!("{} is {}", woken.name, woken.state))
+    }
+}
+
+impl KeepAwake {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        let lease = wire::KeepAwake { span: self.span };
+        let kept = ask(client, &self.name, "keep-awake", &lease).await?;
+        screen.either(&kept, |kept| format!("{} is kept awake for {}", kept.name, self.span))
+    }
+}
+
+impl Renew {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        let renewed = ask(client, &self.name, "renew", &wire::Renew { ttl: self.ttl }).await?;
+        screen.either(&renewed, |renewed| match renewed.expires_in {
+            Some(seconds) => format!("{} is removed in {seconds} s", renewed.name),
+            None => format!("{} is not removed by itself", renewed.name),
+        })
+    }
+}
+
+async fn ask(
+    client: &Client,
+    name: &SandboxName,
+    verb: &str,
+    body: &impl Serialize,
+) -> Result<Sandbox, Error> {
+    client.post(&format!("/v1/sandboxes/{name}/{verb}"), body).await
+}
