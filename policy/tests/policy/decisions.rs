@@ -308,10 +308,7 @@ fn every_layer_must_let_through_and_none_may_deny() {
         ],
     );
     let passed = permit(&all, "tls a.ex.org:443");
-    assert_eq!(
-        (passed.layer(), passed.rule().as_str()),
-        (Layer::Sandbox, "rule[0] allow \"a.ex.org\"")
-    );
+    assert_eq!((passed.layer(), &*passed.rule()), (Layer::Sandbox, "rule[0] allow \"a.ex.org\""));
     assert_eq!((passed.revision(), passed.mode(), passed.port()), (Revision(9), Mode::Splice, 443));
     assert_eq!(permit(&all, "tls deb.ex.org:443").layer(), Layer::Tenant);
     let Verdict::Deny(denial) = judge(&all, "tls out.test.ex.net:443") else { panic!("passed") };
