@@ -368,7 +368,7 @@ ctypes.CDLL(None).syscall(60, 0)  # exit(2): of this thread alone
         let mut child = child.args(["-c", LEADERLESS]).spawn().expect("python3");
         let process = HostProcess::identify(child.id(), Vec::new()).expect("it runs");
         let seen = || {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
             stat(process.pid).is_some_and(|seen| seen.state == 'Z')
         };
         assert!((0..1000).any(|_| seen()), "control: its first thread ends");
