@@ -3,6 +3,7 @@
 //! Needs root, QEMU, a built `postern` and the guest image (`POSTERN_IMAGE`, or `target/image`).
 #![expect(clippy::expect_used, reason = "tests: what does not hold ends the test")]
 
+mod asleep;
 mod death;
 mod machine;
 mod lifetime;

@@ -1,0 +1,190 @@
+//! A real guest sleeps and wakes: its process is gone and comes back, its memory goes on, and whenever the
+//! daemon dies in between, nothing is lost and nothing runs twice.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use fault::{On, Point};
+use serde_json::Value;
+use world::World;
+use world::poll::eventually;
+
+use crate::machine::Machine;
+
+/// How long a guest may take to fall asleep or wake on a busy machine without KVM.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Counts in the memory of one process, half a second a step, and tells it when its file is read.
+const COUNTER: &str = "cat >/root/count.py <<'E'\n\
+    import os, time\n\
+    n = 0\n\
+    while True:\n\
+    \x20   n += 1\n\
+    \x20   with open('/run/count.new', 'w') as f: f.write(f'{os.getpid()} {n}')\n\
+    \x20   os.rename('/run/count.new', '/run/count')\n\
+    \x20   time.sleep(0.5)\n\
+    E\n\
+    setsid python3 /root/count.py >/dev/null 2>&1 </dev/null &\n\
+    until test -s /run/count; do sleep 0.2; done";
+
+struct Sleeper {
+    world: World,
+    name: String,
+}
+
+impl Sleeper {
+    /// A guest that counts in its memory.
+    fn boot(words: &[&str]) -> Self {
+        let world = Machine::world();
+        let name = world.machine_name();
+        world.cli(&[&["create", &name], words].concat()).ok();
+        let sleeper = Self { world, name };
+        sleeper.sh(COUNTER);
+        sleeper
+    }
+
+    fn sh(&self, line: &str) -> String {
+        let ran = self.world.cli(&["exec", &self.name, "--", "sh", "-c", line]);
+        assert_eq!(ran.code, 0, "{ran:?}\n{}", self.world.daemon().log_end());
+        ran.stdout.trim().to_owned()
+    }
+
+    fn shown(&self) -> Value {
+        self.world.api("GET", &format!("/v1/sandboxes/{}", self.name), &[]).json
+    }
+
+    fn state(&self) -> String {
+        let shown = self.shown();
+        shown.get("state").and_then(Value::as_str).unwrap_or_default().to_owned()
+    }
+
+    fn until(&self, states: &[&str], what: &str) -> String {
+        eventually(&format!("{what}: {states:?}"), PATIENCE, || {
+            Some(self.state()).filter(|state| states.contains(&&**state))
+        })
+    }
+
+    fn ask(&self, verb: &str) -> String {
+        let path = format!("/v1/sandboxes/{}/{verb}", self.name);
+        self.world.daemon().request("POST", &path, &["-m", "60"]).attempt()
+    }
+
+    /// Which process counts, and how far it is.
+    fn count(&self) -> (u64, u64) {
+        let told = self.sh("cat /run/count");
+        let mut numbers = told.split(' ').map(|word| word.parse().expect("a number"));
+        (numbers.next().expect("a process"), numbers.next().expect("a count"))
+    }
+
+    /// Processes that bear its name.
+    fn processes(&self) -> usize {
+        let name = format!("-name postern-{}( |$)", self.name);
+        let found = Command::new("pgrep").args(["-f", "--", &name]).output();
+        String::from_utf8_lossy(&found.expect("pgrep").stdout).lines().count()
+    }
+}
+
+/// Promise 62.
+#[test]
+fn an_idle_guest_sleeps_and_a_command_wakes_it_with_its_memory_as_it_was() {
+    let sleeper = Sleeper::boot(&["--on-idle", "standby", "--idle-after", "4s"]);
+    let boot = sleeper.sh("cat /proc/sys/kernel/random/boot_id");
+    let pid = sleeper.shown()["pid"].as_i64().expect("a process");
+    assert!(Path::new(&format!("/proc/{pid}")).exists(), "control");
+    let before = sleeper.count();
+    sleeper.until(&["standby"], "it is idle");
+    assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    assert_eq!((sleeper.processes(), &sleeper.shown()["pid"]), (0, &Value::Null));
+    // Asleep for longer than it counted: it must not notice but by its clock.
+    std::thread::sleep(Duration::from_secs(6));
+    let began = Instant::now();
+    let (counter, at) = sleeper.count();
+    assert!(began.elapsed() < PATIENCE);
+    assert_eq!(counter, before.0, "the same process");
+    assert!(at >= before.1, "{at} after {before:?}");
+    assert_eq!(sleeper.sh("cat /proc/sys/kernel/random/boot_id"), boot);
+    let host = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+    let guest: u64 = sleeper.sh("date +%s").parse().expect("seconds");
+    assert!(guest.abs_diff(host) <= 2, "its clock is set: {guest}, {host}");
+    assert_eq!(sleeper.shown()["wakes"], 1);
+    for round in 2..5 {
+        sleeper.world.cli(&["standby", &sleeper.name]).ok();
+        assert_eq!((sleeper.processes(), &*sleeper.state()), (0, "standby"), "round {round}");
+        let (same, now) = sleeper.count();
+        assert!(same == counter && now >= at, "round {round}");
+        assert_eq!(sleeper.processes(), 1);
+    }
+    sleeper.world.cli(&["standby", &sleeper.name]).ok();
+    sleeper.world.cli(&["rm", &sleeper.name]).ok();
+    let left = sleeper.world.dir().join("state/sandboxes").join(&sleeper.name);
+    assert!(!left.exists(), "what it was is gone");
+}
+
+/// Promise 62. The caller's bytes wake the guest, and arrive.
+#[test]
+fn a_connection_to_a_guests_port_outlives_its_sleep_and_its_bytes_wake_it() {
+    const ECHO: &str = "cat >/root/echo.py <<'E'\n\
+        import socket\n\
+        server = socket.create_server(('0.0.0.0', 7000))\n\
+        while True:\n\
+        \x20   peer, _ = server.accept()\n\
+        \x20   while said := peer.recv(100): peer.sendall(said.upper())\n\
+        \x20   peer.close()\n\
+        E\n\
+        setsid python3 /root/echo.py >/dev/null 2>&1 </dev/null &\n\
+        until grep -q :1B58 /proc/net/tcp; do sleep 0.2; done";
+    let sleeper = Sleeper::boot(&[]);
+    sleeper.sh(ECHO);
+    let mut connect = sleeper.world.daemon().command(&["connect", &sleeper.name, "7000"]);
+    let piped = connect.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut connect = piped.spawn().expect("run postern");
+    let (to, from) = (connect.stdin.take(), connect.stdout.take());
+    let (mut to, mut from) = (to.expect("a pipe"), from.expect("a pipe"));
+    let mut said = |what: &[u8]| {
+        to.write_all(what).expect("written");
+        let mut answer = vec![0; what.len()];
+        from.read_exact(&mut answer).expect("answered");
+        String::from_utf8(answer).expect("text")
+    };
+    assert_eq!(said(b"before\n"), "BEFORE\n");
+    for round in 1..4 {
+        sleeper.world.cli(&["standby", &sleeper.name]).ok();
+        assert_eq!((sleeper.processes(), &*sleeper.state()), (0, "standby"));
+        assert_eq!(said(b"after\n"), "AFTER\n", "round {round}");
+        // It answers before it was told the time.
+        sleeper.until(&["running"], "it was woken");
+        assert_eq!(sleeper.shown()["wakes"], round);
+    }
+    drop(to);
+    assert!(connect.wait().expect("it ends").success());
+}
+
+/// Promise 63. Attack K01.
+#[test]
+fn a_daemon_that_dies_at_any_step_of_sleep_or_wake_loses_no_guest() {
+    let sleeper = Sleeper::boot(&[]);
+    let (counter, mut at) = sleeper.count();
+    for point in Point::ALL.iter().copied() {
+        let (from, verb) = match point.on() {
+            On::Standby | On::SaveQemu => ("running", "standby"),
+            On::Resume | On::ResumeQemu => ("standby", "resume"),
+            _ => continue,
+        };
+        let name = point.name();
+        sleeper.ask(if from == "running" { "resume" } else { "standby" });
+        sleeper.until(&[from], &format!("before {name}"));
+        sleeper.world.daemon().arm(point, "die");
+        let answer = sleeper.ask(verb);
+        sleeper.world.daemon().dies(point);
+        sleeper.world.daemon().start(&sleeper.world.host);
+        let state = sleeper.until(&["running", "standby"], &format!("after {name}, {answer}"));
+        assert_eq!(sleeper.processes(), usize::from(state == "running"), "{name}: {state}");
+        let (same, now) = sleeper.count();
+        assert_eq!(same, counter, "{name}: the same process");
+        assert!(now >= at, "{name}: {now} after {at}");
+        at = now;
+        assert_eq!(sleeper.processes(), 1, "{name}");
+    }
+}
