@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::*;
+use crate::machine::*;
 
 /// xorshift64*: the same seed, the same life.
 struct Chance(u64);
