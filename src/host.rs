@@ -49,7 +49,12 @@ impl Routes {
     /// on some hosts, and are none of it.
     pub async fn changed(&mut self) {
         while let Some(message) = self.changes.next().await {
-            let NetlinkPayload::InnerMessage(message) = message.payload else { continue };
+            let message = match message.payload {
+                NetlinkPayload::InnerMessage(message) => message,
+                // Some were lost, this host's perhaps among them.
+                NetlinkPayload::Overrun(_) => return,
+                _ => continue,
+            };
             match message {
                 RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => return,
                 RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route)

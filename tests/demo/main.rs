@@ -1,5 +1,5 @@
 //! `make demo`: a microVM behind Postern, in a world of network namespaces: what gets out, what does
-//! not, how fast it is refused and what the audit says. Everything in it is real but the internet.
+//! not, how fast it is refused and what the audit says; then it sleeps and wakes. Everything in it is real but the internet.
 //! It checks what it shows and ends with 1 when something is not as it should be.
 #![forbid(unsafe_code)]
 #![expect(
@@ -8,6 +8,8 @@
     clippy::indexing_slicing,
     reason = "a demonstration: it prints, and what does not hold ends it"
 )]
+
+mod asleep;
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -47,7 +49,7 @@ fn main() {
     println!(
         "[ 0.0 s] making a world: a host, an internet with an API and an attacker, a capture between them"
     );
-    let world = World::of_machines(&image, "");
+    let world = World::with(&format!("[qemu]\nimage = {:?}\n", image.display().to_string()));
     let mut demo = Demo { world, began, rows: Vec::new() };
     let silent = demo.run();
     let kept = silent && demo.rows.iter().all(|row| row.as_promised);
@@ -85,7 +87,8 @@ impl Demo {
         self.refused("QUIC to the allowed API", &udp(&api.ip.to_string(), 443), "quic", "udp");
         self.refused("DNS of a denied name", &lookup(&attacker.name), "no-rule", "dns");
 
-        self.table(&attacker)
+        let silent = self.table(&attacker);
+        self.asleep() && silent
     }
 
     /// Runs `postern <words>` before the eyes of whoever watches.

@@ -122,6 +122,18 @@ fn an_idle_guest_sleeps_and_a_command_wakes_it_with_its_memory_as_it_was() {
     assert!(!left.exists(), "what it was is gone");
 }
 
+/// Promise 60. What a sandbox that has failed does not count for is not there.
+#[test]
+fn a_guest_that_ended_by_itself_leaves_no_memory_behind() {
+    let sleeper = Sleeper::boot(&[]);
+    let memory = sleeper.world.dir().join("state/sandboxes").join(&sleeper.name).join("memory");
+    assert!(memory.exists(), "control");
+    let pid = sleeper.shown()["pid"].to_string();
+    assert!(Command::new("kill").args(["-9", &pid]).status().expect("kill").success());
+    sleeper.until(&["failed"], "its process was killed");
+    assert!(!memory.exists());
+}
+
 /// Promise 62. The caller's bytes wake the guest, and arrive.
 #[test]
 fn a_connection_to_a_guests_port_outlives_its_sleep_and_its_bytes_wake_it() {

@@ -253,7 +253,7 @@ impl AsyncRead for Screen {
             }
             if matches!(screen.state, State::Waiting) {
                 ready!(screen.notes.poll_resumed(cx));
-                screen.state = State::Head(HeadReader::default());
+                screen.state = State::Head(HeadReader::bounded(screen.most));
             }
             if !screen.look()? && ready!(screen.poll_fill(cx, buf))? {
                 return Poll::Ready(Ok(()));

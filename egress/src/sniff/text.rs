@@ -38,12 +38,14 @@ impl Line {
         if PREFACE.starts_with(flight) {
             return Sniffed::NeedMore;
         }
-        let blank = flight.iter().take_while(|byte| b"\r\n\t ".contains(byte));
+        let blank =
+            flight.iter().take_while(|byte| b"\r\n\t ".contains(byte) || is_odd_space(**byte));
         let blank = blank.take(MAX_BLANK).count();
-        let line = flight.get(blank..).unwrap_or_default();
+        let (blanks, line) = flight.split_at(blank);
         match line.first() {
             _ if blank == MAX_BLANK || begins_request(line) => Sniffed::Http,
             None => Sniffed::NeedMore,
+            Some(_) if blanks.iter().any(|byte| is_odd_space(*byte)) => self.end(line),
             Some(_) if line.len() < MARK.len() && MARK.starts_with(line) => Sniffed::NeedMore,
             Some(b'"') => self.end(line),
             Some(first) if is_token(*first) || line.starts_with(MARK) => self.end(line),
@@ -80,13 +82,22 @@ fn begins_request(line: &[u8]) -> bool {
     let line = line.get(..MAX_START).unwrap_or(line);
     let length = line.iter().take_while(|&&byte| is_token(byte)).count();
     let (method, rest) = line.split_at(length);
-    let spaces = rest.iter().take_while(|byte| b" \t\x0b\x0c".contains(byte)).count();
-    let target = rest.get(spaces..).unwrap_or_default();
+    let spaces = rest.iter().take_while(|byte| b" \t\r".contains(byte) || is_odd_space(**byte));
+    let (spaces, target) = rest.split_at(spaces.count());
+    // A carriage return may be the end of the line.
+    let ends = spaces.ends_with(b"\r") && matches!(target, [] | [b'\n', ..]);
     method.first().is_some_and(u8::is_ascii_alphabetic)
-        && spaces > 0
+        && !spaces.is_empty()
+        && !ends
         && (method.eq_ignore_ascii_case(b"CONNECT")
             || matches!(target, [b'/' | b'*', ..])
             || target.get(..4).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"http")))
+}
+
+/// White space of other alphabets, by which Python's `str.split` parts what it read as Latin-1, in front of
+/// a request and in it.
+fn is_odd_space(byte: u8) -> bool {
+    matches!(byte, 0x0b | 0x0c | 0x1c..=0x1f | 0x85 | 0xa0)
 }
 
 fn says_version(line: &[u8]) -> bool {

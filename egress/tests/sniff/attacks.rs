@@ -240,6 +240,8 @@ fn http_is_told_by_its_request_line_and_nothing_else_is() {
         (b"<stream:stream to='x' version='1.0'>", Sniffed::Other),
         (b"get key\r\n", Sniffed::Other),
         (b"\"get\" 1\r\n", Sniffed::Other),
+        (b"\x1cget key\r\n", Sniffed::Other),
+        (b"\x1c\0\0\0HTTP/1.1\r\n", Sniffed::Other),
         (b"\"\0\0\0HTTP/1.1\r\n", Sniffed::Other),
         (b"\xef\xbb", Sniffed::NeedMore),
         (b"\xef\xbb\xbfget key\r\n", Sniffed::Other),
@@ -288,6 +290,12 @@ fn what_lenient_servers_read_as_a_request_is_http() {
         b"\xef\xbb\xbfGET / HTTP/1.1\r\n",
         b" \xef\xbb\xbf\"GET / HTTP/1.1\r\n",
         b"\xef\xbb\xbfG\x01T / HTTP/1.1\r\n",
+        b"\x0bGET /",
+        b"\x1c\x1f\x85\xa0GET /",
+        b"\r\n\xa0!GET / HTTP/1.1\r\n",
+        b"GET\r/",
+        b"GET\x1d/",
+        b"GET\x85\xa0/",
         b"AMETHODWITHMORELETTERSTHANANYTHATISREGISTERED /",
     ];
     for line in lines {
