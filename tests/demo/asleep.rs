@@ -89,7 +89,7 @@ impl Demo {
         let began = Instant::now();
         let (asked, port) = (inward.say("hello\n"), self.outward("one"));
         let open = asked == "HELLO" && port.is_some();
-        step("a connection each way is opened", began, format!("{asked}; port {port:?}"), open);
+        step("a connection each way is opened", began, format!("{asked}; {}", told(port)), open);
 
         let pid = self.shown()["pid"].as_u64().unwrap_or_default();
         let resident = resident_mib(pid);
@@ -99,8 +99,10 @@ impl Demo {
             Some(self.shown()).filter(|shown| shown["state"] == "standby")
         });
         let gone = !Path::new(&format!("/proc/{pid}")).exists() && shown["pid"].is_null();
-        let outcome =
-            format!("{}; {resident} MiB of process", if gone { "gone" } else { "STILL THERE" });
+        let outcome = format!(
+            "{}; it kept {resident} MiB resident",
+            if gone { "gone" } else { "STILL THERE" }
+        );
         step("idle: its process is", began, outcome, gone && resident > 0);
 
         self.say("a byte on the connection from outside");
@@ -112,7 +114,7 @@ impl Demo {
         self.say("the guest: goes on with its connection to the outside");
         let began = Instant::now();
         let same = self.outward("two");
-        step("its own connection goes on", began, format!("port {same:?}"), open && same == port);
+        step("its own connection goes on", began, told(same), open && same == port);
 
         self.show(&["standby", AGENT]);
         let began = Instant::now();
@@ -146,6 +148,11 @@ impl Demo {
     fn shown(&self) -> Value {
         self.world.api("GET", &format!("/v1/sandboxes/{AGENT}"), &[]).json
     }
+}
+
+/// From which port the guest's connection was heard.
+fn told(port: Option<u16>) -> String {
+    port.map_or("NOT ANSWERED".to_owned(), |port| format!("answered, from port {port}"))
 }
 
 /// What a process keeps in memory (proc(5), `VmRSS`).

@@ -282,7 +282,6 @@ fn what_lenient_servers_read_as_a_request_is_http() {
         b"!GET / HTTP/1.1\r\n",
         b"0GET / HTTP/1.1\r\n",
         b"G(T / HTTP/1.1\r\n",
-        b"GET\r/ HTTP/1.1\r\n",
         b"G\x01T / HTTP/1.1\r\n",
         b"GET \0/ HTTP/1.1\r\n",
         b"\"GET / HTTP/1.1\r\n",
