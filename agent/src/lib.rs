@@ -4,8 +4,8 @@
 //! as hostile, so a message that is too long, unknown or malformed ends the connection.
 //!
 //! The order of a connection: the guest says [`FromGuest::Hello`]; the host may send
-//! [`FromHost::Clock`] and [`FromHost::Entropy`], then sends [`FromHost::Exec`]; then streams both ways until the guest sends
-//! [`FromGuest::Exit`] or [`FromGuest::Failed`] and closes. A host that closes, even half, has left:
+//! [`FromHost::Clock`] and [`FromHost::Entropy`], then sends [`FromHost::Exec`]; then streams both
+//! ways until the guest sends [`FromGuest::Exit`] or [`FromGuest::Failed`] and closes. A host that closes, even half, has left:
 //! the guest kills the command's process group.
 //!
 //! The modules below are in order, top-down: each may use only modules below itself.

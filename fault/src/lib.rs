@@ -125,6 +125,8 @@ points! {
     FenceLowered Remove,
     TapToDelete Remove,
     TapDeleted Remove,
+    MemoryToDrop Remove,
+    MemoryDropped Remove,
     FilesToRemove Remove,
     RunFilesRemoved Remove,
     FilesRemoved Remove,

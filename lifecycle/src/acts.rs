@@ -86,7 +86,8 @@ impl Acts {
             Act::Discard => self.discard(record).await,
             Act::StopProcess => self.stop_process(record, hears).await,
             Act::LowerFence => self.router.detach(record.slot).await.map(drop).map_err(boxed),
-            Act::DeleteTap => self.delete_tap(record).await,
+            Act::DeleteTap => self.delete_tap(record.slot).await,
+            Act::DropMemory => self.drop_memory(record).await,
             Act::RemoveFiles => self.remove_files(&record.name).await,
         };
         done.map_err(|source| Error::Step { doing: act.doing(), name, source })
@@ -195,11 +196,13 @@ impl Acts {
         Ok(())
     }
 
-    /// And its memory, which is of no use without a process: a sandbox that has failed keeps its console
-    /// log, not what counts as its tenant's no more.
-    async fn delete_tap(&mut self, record: &Record) -> Result<(), Boxed> {
+    async fn delete_tap(&mut self, slot: Slot) -> Result<(), Boxed> {
         self.tap = None;
-        self.router.delete_tap(record.slot).await.map_err(boxed)?;
+        self.router.delete_tap(slot).await.map_err(boxed)
+    }
+
+    /// A sandbox that has failed counts for no quota of memory, so it has none. Its console log stays.
+    async fn drop_memory(&self, record: &Record) -> Result<(), Boxed> {
         let machine = self.describe(record);
         for file in [machine.memory, machine.state] {
             match tokio::fs::remove_file(&file).await {

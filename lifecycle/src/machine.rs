@@ -33,6 +33,8 @@ struct Made {
     fence: bool,
     process: bool,
     files: bool,
+    /// Its memory, which is kept while it may run again.
+    memory: bool,
     greeted: bool,
     /// Nothing is delivered to it.
     held: bool,
@@ -55,6 +57,7 @@ impl Made {
         fence: false,
         process: false,
         files: false,
+        memory: false,
         greeted: false,
         held: false,
         paused: false,
@@ -65,7 +68,7 @@ impl Made {
         stale: false,
     };
     const ANYTHING: Self =
-        Self { tap: true, fence: true, process: true, files: true, ..Self::NOTHING };
+        Self { tap: true, fence: true, process: true, files: true, memory: true, ..Self::NOTHING };
     const RUNNING: Self = Self { greeted: true, ..Self::ANYTHING };
 }
 
@@ -192,6 +195,9 @@ impl Machine {
             Goal::Fail | Goal::Remove if made.tap => Some(Act::DeleteTap),
             // It has the slot's user, and may have the tap open: nobody forgets it while it is there.
             Goal::Remove if stuck && !self.forced => Some(Act::StopProcess),
+            Goal::Fail | Goal::Remove if made.memory && (!stuck || self.forced) => {
+                Some(Act::DropMemory)
+            }
             // A failed sandbox keeps its console log for a person to read.
             Goal::Remove if made.files => Some(Act::RemoveFiles),
             Goal::Fail | Goal::Remove => None,
@@ -222,6 +228,7 @@ impl Machine {
             Act::StartProcess => {
                 made.process = true;
                 made.files = true;
+                made.memory = true;
             }
             Act::GreetAgent => made.greeted = true,
             Act::Hold => made.held = true,
@@ -265,6 +272,7 @@ impl Machine {
             }
             Act::LowerFence => made.fence = false,
             Act::DeleteTap => made.tap = false,
+            Act::DropMemory => made.memory = false,
             Act::RemoveFiles => made.files = false,
         }
         if matches!(self.goal, Goal::Run) && self.next().is_none() {
@@ -288,6 +296,7 @@ impl Machine {
                     _ => {
                         self.made.process = true;
                         self.made.files = true;
+                        self.made.memory = true;
                     }
                 }
                 self.tries = 0;
@@ -317,6 +326,7 @@ impl Machine {
             | Act::StopProcess
             | Act::LowerFence
             | Act::DeleteTap
+            | Act::DropMemory
             | Act::RemoveFiles => {
                 if self.forced && matches!(act, Act::StopProcess) {
                     self.tries = TRIES;

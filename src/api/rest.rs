@@ -4,17 +4,14 @@ use std::time::Duration;
 
 use axum::Json as Answer;
 use axum::extract::{FromRequest, Request, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use hyper::upgrade::OnUpgrade;
+use axum::response::Response;
 use hyper_util::rt::TokioIo;
 
 use crate::api::Api;
 use crate::api::body::{self, Named};
 use crate::api::caller::Caller;
-use crate::api::listen::Place;
-use crate::api::sandboxes::asks_for;
-use crate::problem::{ErrorBody, Kind, Problem};
+use crate::api::sandboxes::{switching, upgraded};
+use crate::problem::{ErrorBody, Problem};
 use crate::wire::{CONNECT_PROTOCOL, Connect, KeepAwake, OnIdle, Renew, Sandbox};
 
 /// Puts a sandbox to sleep, idle or not; answers once it is. Its memory, its processes and its connections
@@ -120,14 +117,7 @@ pub(crate) async fn connect(
     Named(name): Named,
     mut request: Request,
 ) -> Result<Response, Problem> {
-    let upgrade = request.extensions_mut().remove::<OnUpgrade>();
-    let place = request.extensions_mut().remove::<Place>();
-    let asked = asks_for(CONNECT_PROTOCOL, request.headers());
-    let upgrade = upgrade.filter(|_| asked).ok_or_else(|| {
-        Problem::new(Kind::UpgradeRequired, "a connection to a port needs one of its own").fix(
-            "send `connection: upgrade` and `upgrade: postern-connect`, or use `postern connect`",
-        )
-    })?;
+    let (upgrade, place) = upgraded(&mut request, CONNECT_PROTOCOL, "postern connect")?;
     let body::Json(Connect { port }) = body::Json::from_request(request, &api).await?;
     let found = api.sandbox(&caller, &name)?;
     let guest = api.0.keeper.connect(&found, port, &caller.actor()).await;
@@ -143,8 +133,7 @@ pub(crate) async fn connect(
         }
         drop(place);
     });
-    let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, CONNECT_PROTOCOL)];
-    Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
+    Ok(switching(CONNECT_PROTOCOL))
 }
 
 pub(crate) fn on_idle(wanted: OnIdle) -> lifecycle::OnIdle {

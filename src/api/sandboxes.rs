@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use axum::Json as Answer;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
 use hyper::upgrade::OnUpgrade;
@@ -175,14 +175,7 @@ pub(crate) async fn exec(
     Named(name): Named,
     mut request: Request,
 ) -> Result<Response, Problem> {
-    let upgrade = request.extensions_mut().remove::<OnUpgrade>();
-    let place = request.extensions_mut().remove::<Place>();
-    let upgrade =
-        upgrade.filter(|_| asks_for(EXEC_PROTOCOL, request.headers())).ok_or_else(|| {
-            Problem::new(Kind::UpgradeRequired, "a command needs a connection of its own").fix(
-                "send `connection: upgrade` and `upgrade: postern-exec`, or use `postern exec`",
-            )
-        })?;
+    let (upgrade, place) = upgraded(&mut request, EXEC_PROTOCOL, "postern exec")?;
     let body::Json(Exec { argv, env, cwd, user }) = body::Json::from_request(request, &api).await?;
     let command = agent::Exec { argv, env, cwd, user };
     // Asked last: while a body is on its way, the name may become somebody else's.
@@ -199,13 +192,32 @@ pub(crate) async fn exec(
         }
         drop((place, call));
     });
-    let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, EXEC_PROTOCOL)];
-    Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
+    Ok(switching(EXEC_PROTOCOL))
 }
 
-pub(crate) fn asks_for(protocol: &str, headers: &HeaderMap) -> bool {
-    let asked = headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
-    asked.is_some_and(|asked| asked.eq_ignore_ascii_case(protocol))
+/// The connection of a request that asks for this protocol on it (RFC 9110, section 7.8), and the place
+/// that it has. `command` is what does so for people.
+pub(crate) fn upgraded(
+    request: &mut Request,
+    protocol: &str,
+    command: &str,
+) -> Result<(OnUpgrade, Option<Place>), Problem> {
+    let upgrade = request.extensions_mut().remove::<OnUpgrade>();
+    let place = request.extensions_mut().remove::<Place>();
+    let asked = request.headers().get(header::UPGRADE).and_then(|value| value.to_str().ok());
+    let asks = asked.is_some_and(|asked| asked.eq_ignore_ascii_case(protocol));
+    let upgrade = upgrade.filter(|_| asks).ok_or_else(|| {
+        Problem::new(Kind::UpgradeRequired, "this needs a connection of its own").fix(format!(
+            "send `connection: upgrade` and `upgrade: {protocol}`, or use `{command}`"
+        ))
+    })?;
+    Ok((upgrade, place))
+}
+
+/// The answer after which the connection is this protocol's.
+pub(crate) fn switching(protocol: &'static str) -> Response {
+    let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, protocol)];
+    (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
 }
 
 /// Passes frames on as they are until either side is done. A caller that went away takes the

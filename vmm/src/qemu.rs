@@ -1,8 +1,8 @@
 //! The driver for QEMU: one process per microVM, that knows one guest and owns nothing else.
 //!
-//! This file is the order of a start, a stop, and of what lies between in `asleep`. The process runs as a user of its own, without
-//! capabilities, in its own session and control group; it opens nothing itself, every file and
-//! socket is handed to it open. It never depends on the daemon being alive.
+//! This file is the order of a start and of a stop; what lies between is in `asleep`. The process runs
+//! as a user of its own, without capabilities, in its own session and control group; it opens nothing
+//! itself, every file and socket is handed to it open. It never depends on the daemon being alive.
 
 mod report;
 mod asleep;

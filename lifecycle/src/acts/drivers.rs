@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use vmm::{External, Hypervisor, Process, Qemu};
 
 use crate::acts::describe;
@@ -14,6 +15,10 @@ use crate::sandbox::Driver;
 use crate::state::State;
 use crate::store::Record;
 
+/// Memories of sleeping guests that are written to the disk at once: each holds a thread as long as that
+/// takes, and all share the disk with the journal.
+const WRITE_BACKS: usize = 2;
+
 /// The drivers of this node.
 #[derive(Debug)]
 pub(crate) struct Hypervisors {
@@ -21,6 +26,7 @@ pub(crate) struct Hypervisors {
     pub(crate) external: External,
     image_dir: PathBuf,
     config: Arc<Config>,
+    write_backs: Arc<Semaphore>,
 }
 
 /// What there is of a sandbox that an earlier daemon had.
@@ -39,6 +45,7 @@ impl Hypervisors {
             external: External { netns, hooks: config.hooks.clone() },
             image_dir: config.image_dir.clone(),
             config: Arc::clone(config),
+            write_backs: Arc::new(Semaphore::new(WRITE_BACKS)),
         }
     }
 
@@ -71,6 +78,22 @@ impl Hypervisors {
         if self.check(Driver::Qemu).is_ok() {
             self.qemu.accel().await;
         }
+    }
+
+    /// Has the memory of a guest that was just saved written to the disk, in its turn and waited for by
+    /// nobody: the host can have its pages after that. One that was woken meanwhile has none to give.
+    pub(crate) fn write_back(&self, machine: vmm::Machine) {
+        let (qemu, turns) = (self.qemu.clone(), Arc::clone(&self.write_backs));
+        tokio::spawn(async move {
+            let Ok(_turn) = turns.acquire().await else { return };
+            if !tokio::fs::try_exists(&machine.state).await.unwrap_or(false) {
+                return;
+            }
+            if let Err(error) = qemu.write_back(&machine, false).await {
+                let name = &machine.name;
+                tracing::warn!(sandbox = %name, %error, "memory of a sleeping guest not written back");
+            }
+        });
     }
 
     /// Whether what runs a sandbox is alive.

@@ -35,13 +35,7 @@ impl Acts {
         };
         (record.process, record.saved) = (None, Some(saved));
         if record.driver == Driver::Qemu {
-            let (qemu, name) = (self.hypervisors.qemu.clone(), record.name.clone());
-            // The host's memory is back once this is on disk, for which nobody waits.
-            tokio::spawn(async move {
-                if let Err(error) = qemu.write_back(&machine, false).await {
-                    tracing::warn!(sandbox = %name, %error, "memory of a sleeping guest not written back");
-                }
-            });
+            self.hypervisors.write_back(machine);
         }
         Ok(())
     }

@@ -139,8 +139,8 @@ impl Keeper {
         })
     }
 
-    /// What a scope holds, which is the own one of the sandbox `asked` about, if it is one's. A sandbox holds a policy from its creation until it is forgotten, which is a
-    /// moment before its name is free for another.
+    /// What a scope holds; where `asked` is a sandbox, only what is that one's own. A sandbox holds a policy
+    /// from its creation until it is forgotten, which is a moment before its name is free for another.
     fn held(&self, scope: &Scope, asked: Option<&Record>) -> Result<Option<Held>, Error> {
         let held = self.0.policies.in_force().of(scope);
         let Some(asked) = asked else { return Ok(held) };

@@ -34,6 +34,8 @@ pub(crate) enum Act {
     StopProcess,
     LowerFence,
     DeleteTap,
+    /// Give up the memory of a guest that has ended, which is of no use to anybody.
+    DropMemory,
     RemoveFiles,
 }
 
@@ -60,6 +62,7 @@ impl Act {
             Self::StopProcess => "stopping the microVM of",
             Self::LowerFence => "lowering the fence around",
             Self::DeleteTap => "deleting the tap of",
+            Self::DropMemory => "dropping the memory of",
             Self::RemoveFiles => "removing the files of",
         }
     }
@@ -85,6 +88,7 @@ impl Act {
             Self::Discard | Self::StopProcess => (Point::ProcessToStop, Point::ProcessStopped),
             Self::LowerFence => (Point::FenceToLower, Point::FenceLowered),
             Self::DeleteTap => (Point::TapToDelete, Point::TapDeleted),
+            Self::DropMemory => (Point::MemoryToDrop, Point::MemoryDropped),
             Self::RemoveFiles => (Point::FilesToRemove, Point::FilesRemoved),
         }
     }

@@ -41,6 +41,8 @@ struct World {
     /// The memory that the saved state belongs to, if it is whole.
     state_of: Option<u64>,
     files: bool,
+    /// The file of its memory.
+    backing: bool,
     held: bool,
     kept: bool,
     noted: Option<State>,
@@ -71,7 +73,7 @@ impl World {
                 assert!(self.fence && self.open, "started without its fence");
                 assert!(self.processes.is_empty(), "two processes");
                 self.processes.push(Process { paused: false });
-                (self.files, self.open) = (true, false);
+                (self.files, self.backing, self.open) = (true, true, false);
             }
             Act::GreetAgent => assert!(self.runs(), "nobody to greet"),
             Act::Hold => self.held = true,
@@ -119,9 +121,13 @@ impl World {
                 (self.fence, self.held, self.kept) = (false, false, false);
             }
             Act::DeleteTap => (self.tap, self.open) = (false, false),
+            Act::DropMemory => {
+                assert!(self.processes.is_empty(), "its memory is in use");
+                (self.backing, self.state_of) = (false, None);
+            }
             Act::RemoveFiles => {
                 assert!(self.processes.is_empty(), "its files are in use");
-                (self.files, self.state_of) = (false, None);
+                (self.files, self.backing, self.state_of) = (false, false, None);
             }
         }
     }
@@ -206,7 +212,7 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
                 match act {
                     Act::Rebuild if machine.next() != Some(act) => world.kept = false,
                     Act::Release if machine.next() != Some(act) => world.held = false,
-                    Act::LowerFence | Act::DeleteTap | Act::RemoveFiles => {
+                    Act::LowerFence | Act::DeleteTap | Act::DropMemory | Act::RemoveFiles => {
                         world.left |= machine.next() != Some(act);
                     }
                     _ => {}
@@ -237,7 +243,10 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
                 let there = !world.processes.is_empty();
                 world.processes.clear();
                 machine.failed(act);
-                let undoes = matches!(act, Act::LowerFence | Act::DeleteTap | Act::RemoveFiles);
+                let undoes = matches!(
+                    act,
+                    Act::LowerFence | Act::DeleteTap | Act::DropMemory | Act::RemoveFiles
+                );
                 world.left |= undoes && machine.next() != Some(act);
                 if there && !matches!(act, Act::Discard | Act::StopProcess) {
                     machine.process_gone();
@@ -249,6 +258,10 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
     arrive(&mut world, &mut machine);
     let rests = [State::Running, State::Standby, State::Failed, State::Gone];
     assert!(rests.contains(&machine.state()), "{:?}", machine.state());
+    let may_run = matches!(machine.state(), State::Running | State::Standby);
+    assert!(world.backing || !may_run, "without its memory");
+    let failed = machine.state() == State::Failed && machine.left() != Left::Process;
+    assert!(world.left || !failed || !world.backing, "failed, with memory: {world:?}");
     machine.remove();
     arrive(&mut world, &mut machine);
     assert_eq!(machine.state(), State::Gone);
@@ -299,6 +312,7 @@ fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
         Act::StopProcess,
         Act::LowerFence,
         Act::DeleteTap,
+        Act::DropMemory,
         Act::RemoveFiles,
     ] {
         for fault in [Fault::None, Fault::Before, Fault::After, Fault::DiesBefore, Fault::DiesAfter]

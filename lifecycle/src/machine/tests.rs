@@ -45,7 +45,7 @@ fn what_was_made_is_undone_in_reverse() {
     let undone: Vec<_> = acts.iter().skip(4).map(|(act, _)| *act).collect();
     assert_eq!(
         undone,
-        [Act::StopProcess, Act::LowerFence, Act::DeleteTap, Act::RemoveFiles],
+        [Act::StopProcess, Act::LowerFence, Act::DeleteTap, Act::DropMemory, Act::RemoveFiles],
         "a guest that never answers leaves nothing"
     );
     assert_eq!(machine.state(), State::Gone);
@@ -58,6 +58,7 @@ fn a_process_that_ends_by_itself_leaves_a_failed_sandbox_with_its_log() {
     machine.process_gone();
     let acts = run(&mut machine, &[]);
     assert!(acts.iter().all(|(act, _)| *act != Act::RemoveFiles));
+    assert!(acts.contains(&(Act::DropMemory, true)), "which no quota counts any more");
     assert_eq!(machine.state(), State::Failed);
     machine.remove();
     run(&mut machine, &[]);
