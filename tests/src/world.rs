@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::ca::Authority;
@@ -284,7 +286,8 @@ impl World {
         self.mark();
     }
 
-    /// The same, and gives the place of the marker: what is sent after this call is behind it.
+    /// The same, and gives the place of the marker: what was sent before this call is before it, and what
+    /// is sent after it is behind it.
     ///
     /// # Panics
     /// As [`World::settle`].
@@ -292,13 +295,25 @@ impl World {
         static MARKER: AtomicU32 = AtomicU32::new(20_000);
         let port = u16::try_from(20_000 + MARKER.fetch_add(1, Ordering::Relaxed) % 40_000);
         let marker = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), port.expect("a port")));
-        let from = self.host.run(|| {
-            let socket = UdpSocket::bind((HOST, 0)).expect("bind the marker");
-            socket.send_to(b"marker", marker).expect("send the marker");
-            socket.local_addr().expect("its address").port()
+        // Each processor has a queue of its own for what its frames have yet to arrive, so that a
+        // marker overtakes what another one has sent.
+        let from: Vec<u16> = self.host.run(|| {
+            let own = sched_getaffinity(Pid::from_raw(0)).expect("its processors");
+            let processors = (0..CpuSet::count()).filter(|at| own.is_set(*at).unwrap_or(false));
+            let sent = processors.map(|at| {
+                let mut one = CpuSet::new();
+                one.set(at).expect("a processor");
+                sched_setaffinity(Pid::from_raw(0), &one).expect("goes there");
+                let socket = UdpSocket::bind((HOST, 0)).expect("bind the marker");
+                socket.send_to(b"marker", marker).expect("send the marker");
+                socket.local_addr().expect("its address").port()
+            });
+            sent.collect()
         });
         eventually("the capture sees the marker", Duration::from_secs(30), || {
-            self.wire.position(|seen| seen.ports == Some((from, marker.port()))).map(Mark)
+            let at =
+                |from: &u16| self.wire.position(|seen| seen.ports == Some((*from, marker.port())));
+            from.iter().map(at).collect::<Option<Vec<_>>>()?.into_iter().max().map(Mark)
         })
     }
 

@@ -29,6 +29,19 @@ struct Got {
     all: usize,
 }
 
+/// How much has arrived, with what had left before and was still on its way: a processor with much to do
+/// delivers late. Its window is full meanwhile, so that nothing more is sent.
+async fn arrived(stream: &TcpStream, room: &mut [u8]) -> usize {
+    let (mut held, mut same) = (0, 0);
+    while same < 5 {
+        let now = stream.peek(room).await.unwrap_or(0);
+        same = if now == held { same + 1 } else { 0 };
+        held = now;
+        sleep(Duration::from_millis(20)).await;
+    }
+    held
+}
+
 /// A far side that says at once that it is done, and reads once it is told to.
 fn reader(place: &Place) -> (oneshot::Sender<()>, JoinHandle<Got>) {
     let listener = place.origin(ORIGIN, 2525);
@@ -38,7 +51,7 @@ fn reader(place: &Place) -> (oneshot::Sender<()>, JoinHandle<Got>) {
         stream.shutdown().await.expect("half closed");
         going.await.expect("told");
         let mut room = vec![0; 2 * LENGTH];
-        let held = stream.peek(&mut room).await.unwrap_or(0);
+        let held = arrived(&stream, &mut room).await;
         let mut all = 0;
         while let Ok(n @ 1..) = stream.read(&mut room).await {
             all += n;
