@@ -87,15 +87,16 @@ test-fuzz:
 fuzz: setup-test test-fuzz
 
 # What the way out costs, beside the programs that do a part of it; writes docs/benchmarks.md. Needs
-# root. One alone: make bench-judge, -egress-splice, -egress-connect, -dns, -slots, -revoke, -writes, -density.
-bench: build-bench
-	POSTERN_BIN=target/release/postern target/release/bench all $(ROUNDS)
-bench-%: build-bench
-	POSTERN_BIN=target/release/postern target/release/bench $* $(ROUNDS)
+# root. One alone: make bench-judge, -egress-splice, -egress-connect, -dns, -slots, -revoke, -writes,
+# -density, -asleep, -standby, -resume.
+bench: build-bench image
+	POSTERN_BIN=target/release/postern POSTERN_IMAGE=$(IMAGE) target/release/bench all $(ROUNDS)
+bench-%: build-bench image
+	POSTERN_BIN=target/release/postern POSTERN_IMAGE=$(IMAGE) target/release/bench $* $(ROUNDS)
 
 # Many guests misbehave for long. Shorter: make soak SOAK_SECONDS=60 SOAK_GUESTS=10
-soak: build-bench
-	POSTERN_BIN=target/release/postern target/release/bench soak
+soak: build-bench image
+	POSTERN_BIN=target/release/postern POSTERN_IMAGE=$(IMAGE) target/release/bench soak
 
 build-bench: setup-bench
 	cargo build --release -p postern -p postern-tests --bin postern --bin bench

@@ -10,6 +10,7 @@
     reason = "a measurement: it prints, and what does not hold ends it"
 )]
 
+mod asleep;
 mod connect;
 mod dns;
 mod gauge;
@@ -40,6 +41,9 @@ const BENCHES: &[Bench] = &[
     ("revoke", "How soon a tightened policy ends what it denies.", revoke::run),
     ("writes", "What a large policy costs, and whom it keeps waiting.", writes::run),
     ("density", "What the daemon holds for what does nothing.", revoke::density),
+    ("asleep", "What the daemon holds for a thousand sandboxes that sleep.", asleep::density),
+    ("standby", "How soon an idle guest holds nothing.", asleep::standby),
+    ("resume", "How soon a guest that sleeps answers.", asleep::resume),
 ];
 
 /// How often each way is measured unless told otherwise.

@@ -5,6 +5,7 @@
 
 mod oracle;
 mod guest;
+mod nights;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,10 +13,12 @@ use std::time::{Duration, Instant};
 use world::ca::Authority;
 use world::client::client_hello;
 
+use crate::asleep::Sleeper;
 use crate::gauge;
 use crate::machine::Machine;
 use crate::report::{median, quantile};
 use crate::soak::guest::{Hellos, Told, misbehave};
+use crate::soak::nights::Nights;
 use crate::soak::oracle::Oracle;
 use crate::stage::{NAME, Stage};
 
@@ -41,7 +44,7 @@ pub(crate) fn run() -> bool {
     let guests = u16::try_from(number("SOAK_GUESTS", 200)).expect("fewer guests");
     let span = Duration::from_secs(seconds);
     println!("soak: {guests} guests, {seconds} s");
-    let stage = Stage::new(2, "");
+    let stage = Stage::new(2, &Sleeper::config());
     let oracle = Oracle::in_front_of(&stage);
     let policy = guest::policy(0);
     let name = |n: u16| format!("g{n}");
@@ -51,10 +54,11 @@ pub(crate) fn run() -> bool {
         allowed: client_hello(&authority, NAME),
         denied: client_hello(&authority, "sink.attacker.net"),
     };
+    let mut line = nights::prepare(&stage);
     let before = holding(&stage);
     println!("{before:?} before");
     let (stop, mut samples) = (AtomicBool::new(false), Vec::new());
-    let (told, churned) = std::thread::scope(|scope| {
+    let (told, churned, nights) = std::thread::scope(|scope| {
         let (stage, hellos, stop) = (&stage, &hellos, &stop);
         let each: Vec<_> = machines
             .iter()
@@ -67,6 +71,7 @@ pub(crate) fn run() -> bool {
             })
             .collect();
         let churn = scope.spawn(|| churn(stage, hellos, stop));
+        let nights = scope.spawn(|| nights::pass(stage, &mut line, span, stop));
         let start = Instant::now();
         let step = (span / 40).max(Duration::from_millis(500));
         while start.elapsed() < span {
@@ -77,10 +82,10 @@ pub(crate) fn run() -> bool {
         }
         stop.store(true, Ordering::Relaxed);
         let told: Vec<Told> = each.into_iter().map(|one| one.join().expect("a guest")).collect();
-        (told, churn.join().expect("the churn"))
+        (told, churn.join().expect("the churn"), nights.join().expect("the nights"))
     });
     let settled = settle(&stage, before);
-    verdict(&stage, &oracle, &told, churned, before, &samples, settled)
+    verdict(&stage, &oracle, &told, (churned, &nights), before, &samples, settled)
 }
 
 /// Waits until what the guests left open is gone, for a while.
@@ -102,7 +107,7 @@ fn verdict(
     stage: &Stage,
     oracle: &Oracle,
     told: &[Told],
-    churned: u32,
+    (churned, nights): (u32, &Nights),
     before: Holding,
     samples: &[Holding],
     settled: Holding,
@@ -115,24 +120,30 @@ fn verdict(
     let (forbidden, allowed) = oracle.seen();
     let asked = stage.names.asked("attacker.net").len();
     println!(
-        "{} misdeeds, {} policy writes, {churned} sandboxes made and removed; {} allowed connections, first byte p50 {:.2} ms, p99 {:.2} ms\n\
+        "{} misdeeds, {} policy writes, {churned} sandboxes made and removed; {} nights of a guest, {} of others; {} allowed connections, first byte p50 {:.2} ms, p99 {:.2} ms\n\
          memory {:.1} MiB in the second quarter, {:.1} MiB in the last; {settled:?} at rest\n\
          packets on the uplink: {allowed} allowed, {forbidden} forbidden; forbidden names asked upstream: {asked}",
         sum(|one| one.misdeeds),
         sum(|one| one.writes),
+        nights.of_guest,
+        nights.of_many,
         first.len(),
         quantile(&first, 0.5),
         quantile(&first, 0.99),
         then / 1048576.0,
         held / 1048576.0,
     );
-    for problem in told.iter().flat_map(|one| &one.problems).take(20) {
+    for problem in told.iter().flat_map(|one| &one.problems).take(20).chain(&nights.problems) {
         println!("  {problem}");
     }
     let checks = [
         ("every allowed connection worked", sum(|one| one.failures) == 0 && !first.is_empty()),
         ("nothing denied was answered by the far side", sum(|one| one.leaks) == 0),
         ("sandboxes were made and removed", churned > 0),
+        (
+            "all that slept woke, with what was open",
+            nights.problems.is_empty() && nights.of_guest > 0 && nights.of_many > 0,
+        ),
         ("no forbidden packet left", forbidden == 0 && allowed > 0),
         ("no forbidden name was asked", asked == 0),
         ("the oracle sees a forbidden packet", oracle.sees_one(stage)),

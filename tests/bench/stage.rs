@@ -127,6 +127,31 @@ impl Stage {
         Answer { status, json: serde_json::from_str(body).unwrap_or_default() }
     }
 
+    /// The program `postern` as a client of this daemon.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        self.daemon.command(words)
+    }
+
+    /// A connection to a port of a guest, through the daemon.
+    pub(crate) fn connect(&self, name: &str, port: u16) -> UnixStream {
+        let mut stream = UnixStream::connect(self.daemon.socket()).expect("the API");
+        let body = json!({ "port": port }).to_string();
+        let request = format!(
+            "POST /v1/sandboxes/{name}/connect HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n\
+             upgrade: postern-connect\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("ask the API");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).expect("an answer of the API");
+            head.push(byte[0]);
+        }
+        assert!(head.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&head));
+        stream
+    }
+
     /// Replaces the policy (TOML) of a sandbox.
     pub(crate) fn set_policy(&self, name: &str, policy: &str) -> Answer {
         self.api("PUT", &format!("/v1/sandboxes/{name}/policy"), "application/toml", policy)
