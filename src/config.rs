@@ -8,7 +8,7 @@ mod check;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use lifecycle::OnIdle;
+use lifecycle::{ColdBoot, OnIdle};
 use policy::TenantName;
 use serde::{Deserialize, Serialize};
 
@@ -248,6 +248,10 @@ section! {
         ttl: Option<Span> = None,
         /// A sandbox is removed so long after it was made, renewed or not; none: it is not.
         max_life: Option<Span> = None,
+        /// What becomes of a sandbox whose memory is lost, as when the host is started anew, or whose saved
+        /// state is of no use: `allowed`, it boots from its disk when somebody wants something of it; or
+        /// `refused`, it has failed. Only where the driver has the disk.
+        cold_boot: ColdBoot = ColdBoot::Allowed,
         /// Sandboxes that are woken at once; others wait for their turn.
         wakes: usize = 4,
         /// How long whoever wants something of a sandbox that sleeps waits for it.
@@ -383,6 +387,7 @@ impl Config {
                 idle_after: self.sleep.idle_after.0,
                 ttl: self.sleep.ttl.map(|span| span.0),
                 max_life: self.sleep.max_life.map(|span| span.0),
+                cold_boot: self.sleep.cold_boot,
             },
             wakes: self.sleep.wakes,
             wake_deadline: self.sleep.wake_timeout.0,

@@ -51,6 +51,16 @@ pub enum OnIdle {
     Never,
 }
 
+/// What becomes of a sandbox whose memory is lost, or whose saved state is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum ColdBoot {
+    /// It boots from its disk when somebody wants something of it.
+    Allowed,
+    /// It has failed.
+    Refused,
+}
+
 /// What a policy does with what it refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -109,6 +119,10 @@ pub struct Create {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(value_type = Option<String>, example = "7d")]
     pub max_life: Option<Span>,
+    /// What becomes of it when its memory is lost, as when the host is started anew; none: as configured,
+    /// as far as its driver has its disk.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cold_boot: Option<ColdBoot>,
 }
 
 /// How long to keep a sandbox awake.
@@ -209,6 +223,13 @@ pub struct Sandbox {
     /// How often it was woken since the daemon began.
     #[serde(default)]
     pub wakes: u64,
+    /// How often it was booted from its disk alone since it was made: each time as another incarnation,
+    /// without its memory and its connections.
+    #[serde(default)]
+    pub cold_boots: u64,
+    /// Why it was so last, or is to be when it is woken.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cold_reason: Option<String>,
     /// When it was created, RFC 3339 in UTC; left out where the journal's word for it is damaged.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub created: Option<String>,

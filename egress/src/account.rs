@@ -50,8 +50,15 @@ impl Drop for Account {
         record.outcome = Outcome::Closed;
         // Of one that was only observed it said what would have been; now it ended like any other.
         record.code = None;
-        if let Some(Cut::Denied(denial)) = self.flow.was_cut() {
-            refuse::note(&mut record, &Refusal::changed(denial.clone()));
+        match self.flow.was_cut() {
+            Some(Cut::Denied(denial)) => {
+                refuse::note(&mut record, &Refusal::changed(denial.clone()));
+            }
+            Some(Cut::Detached) => {
+                let why = "its sandbox was removed or began anew, or the daemon ended";
+                record.detail.get_or_insert_with(|| why.to_owned());
+            }
+            None => {}
         }
         self.guest.trail.record(record.took(self.begun.elapsed()));
     }

@@ -27,6 +27,8 @@ pub enum On {
     Standby,
     /// A sandbox that sleeps is woken.
     Resume,
+    /// A sandbox of which only the disk is left begins anew.
+    Boot,
     /// A policy is written.
     Policy,
     /// Records are written to the audit.
@@ -115,6 +117,8 @@ points! {
     GuestReleased Resume,
     GuestToRefresh Resume,
     GuestRefreshed Resume,
+    ToBeginAnew Boot,
+    BegunAnew Boot,
     ProcessToStop Remove,
     QemuKilled RemoveQemu,
     ProcessStopped Remove,

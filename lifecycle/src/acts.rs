@@ -81,6 +81,8 @@ impl Acts {
             Act::Prepare => self.prepare(record).await,
             Act::Rebuild => self.router.rebuild(record.slot).await.map(drop).map_err(boxed),
             Act::Unpause => self.unpause(record).await,
+            // Noted by who performs it, and nothing else.
+            Act::BeginAnew => Ok(()),
             Act::Refresh => self.refresh(record).await,
             Act::Release => self.router.release(record.slot).await.map_err(boxed),
             Act::Discard => self.discard(record).await,
@@ -246,8 +248,8 @@ impl Acts {
 
 /// The machine of a sandbox, as its driver is to run it.
 fn describe(config: &Config, record: &Record) -> vmm::Machine {
-    let image = |file: &str| config.image_dir.join(file);
     let state_dir = below(&config.state_dir, &record.name);
+    let image = |file: &str| state_dir.join("image").join(file);
     let memory_dir = below(&config.memory_dir, &record.name);
     vmm::Machine {
         name: record.name.clone(),
@@ -255,6 +257,8 @@ fn describe(config: &Config, record: &Record) -> vmm::Machine {
         slot: record.slot,
         memory_mib: record.memory_mib,
         vcpus: record.vcpus,
+        image: config.image_dir.clone(),
+        copies: copies(config),
         kernel: image("vmlinuz"),
         initrd: image("initrd.img"),
         cmdline: String::new(),
@@ -265,6 +269,11 @@ fn describe(config: &Config, record: &Record) -> vmm::Machine {
         run_dir: below(&config.run_dir, &record.name),
         uid: uid(config, record.slot),
     }
+}
+
+/// Where images are copied to that cannot be linked.
+fn copies(config: &Config) -> PathBuf {
+    config.state_dir.join("images")
 }
 
 fn uid(config: &Config, slot: Slot) -> u32 {

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::acts::Acts;
+use crate::cold::Cold;
 use crate::error::{Error, chain};
 use crate::idle::Why;
 use crate::machine::{Act, Left, Machine};
@@ -44,6 +45,9 @@ pub(crate) struct Published {
     pub(crate) state: State,
     pub(crate) reason: Option<Reason>,
     pub(crate) pid: Option<u32>,
+    /// Which incarnation it is now.
+    pub(crate) incarnation: u64,
+    pub(crate) cold: Cold,
     /// What is being done, and since when.
     pub(crate) doing: Option<Act>,
     /// The first act that failed, for the caller who waits for the creation.
@@ -82,6 +86,8 @@ pub(crate) struct Task {
     pub(crate) rest: Rest,
     /// Where it rested last.
     pub(crate) arrived: Option<State>,
+    /// How often it had booted from its disk alone then.
+    pub(crate) booted: u64,
 }
 
 impl Task {
@@ -133,10 +139,19 @@ impl Task {
             }
             let (before, after) = act.points();
             fault::at(before);
-            let Some(done) = self.perform(act).await else { continue };
+            let done = match act {
+                Act::BeginAnew => Some(self.begin_anew().await),
+                _ => self.perform(act).await,
+            };
+            let Some(done) = done else { continue };
             fault::at(after);
             match done {
-                Ok(()) => self.machine.done(act),
+                Ok(()) => {
+                    if act == Act::GreetAgent && self.machine.is_cold() {
+                        self.record.cold.done();
+                    }
+                    self.machine.done(act);
+                }
                 Err(error) => {
                     if !self.refused(act, error).await {
                         return;
@@ -144,6 +159,24 @@ impl Task {
                 }
             }
         }
+    }
+
+    /// It is another incarnation from here on, and the journal has it before anybody else.
+    async fn begin_anew(&mut self) -> Result<(), Error> {
+        self.record.incarnation = self.store.begin_anew(&self.record).await?;
+        self.record.process = None;
+        Ok(())
+    }
+
+    /// What was saved of it is of no use. Where its disk is, and that is allowed, it boots from that.
+    async fn cool(&mut self, error: &Error) -> bool {
+        if !self.acts.hypervisors().may_boot(&self.record).await {
+            return false;
+        }
+        self.record.saved = None;
+        self.record.cold.begin(Reason::of(error));
+        self.machine.cool();
+        true
     }
 
     /// Does it; none when somebody wanted the sandbox removed meanwhile.
@@ -189,6 +222,9 @@ impl Task {
             self.machine.failed(act);
         }
         if act == Act::Prepare && error.is_unusable() {
+            if self.cool(&error).await {
+                return true;
+            }
             self.machine.lost();
         } else if greeted && act.needs_its_process() && !self.acts.is_running(&self.record) {
             self.machine.process_gone();
@@ -368,18 +404,25 @@ impl Task {
             seen.state = self.machine.state();
             seen.reason.clone_from(&self.record.reason);
             seen.pid = pid;
+            seen.incarnation = self.record.incarnation;
+            seen.cold.clone_from(&self.record.cold);
             seen.doing = doing;
             seen.left = left;
         });
     }
 
     fn audit(&self, outcome: Outcome, what: &str) {
+        self.audit_why(outcome, what, self.record.reason.clone());
+    }
+
+    /// The same, with another reason.
+    fn audit_why(&self, outcome: Outcome, what: &str, reason: Option<Reason>) {
         let mut record = AuditRecord::new(fault::wall_clock(), Kind::Control, outcome);
         record.sandbox = Some(self.record.name.clone());
         record.tenant = Some(self.record.tenant.clone());
         record.incarnation = Some(self.record.incarnation);
         let done = format!("sandbox {what}");
-        self.trail.record(match self.record.reason.clone().map(|reason| reason.behind(&done)) {
+        self.trail.record(match reason.map(|reason| reason.behind(&done)) {
             Some(said) => record.saying(said.full(), said.told()),
             None => record.saying(&done, &done),
         });
@@ -418,7 +461,7 @@ impl Handle {
             egress: egress.to_vec(),
             memory_mib: record.memory_mib,
             vcpus: record.vcpus,
-            incarnation: record.incarnation,
+            incarnation: seen.incarnation,
             revision: in_force.revision(),
             mode,
             closed_by: None,
@@ -429,6 +472,8 @@ impl Handle {
             sleeps_in: shown.sleeps_at.map(left),
             expires_in: shown.ends_at.map(left),
             wakes: shown.wakes,
+            cold_boots: seen.cold.boots,
+            cold_reason: seen.cold.why,
             created: record.created,
         }
     }

@@ -108,6 +108,7 @@ impl Keeper {
             shared.slots.keep(slot, reconcile::kept_by(driver));
         }
         reconcile::sweep(&shared.router, &shared.slots, &records).await?;
+        shared.hypervisors.forget_images().await;
         fault::at(Point::OrphansSwept);
         let mut adopted = Vec::new();
         for mut record in records {
@@ -220,7 +221,10 @@ impl Keeper {
         let mut audit = AuditRecord::new(fault::wall_clock(), Kind::Control, Outcome::Allow);
         audit.sandbox = Some(record.name.clone());
         audit.tenant = Some(record.tenant.clone());
-        audit.incarnation = Some(record.incarnation);
+        let now = self.handle(&record.name).ok();
+        let now = now.filter(|handle| handle.record.incarnation == record.incarnation);
+        let now = now.map(|handle| handle.published.borrow().incarnation);
+        audit.incarnation = Some(now.unwrap_or(record.incarnation));
         let by = |who| format!("{what} by {who}");
         audit.saying(&by(actor.full()), &by(actor.told()))
     }
@@ -237,6 +241,8 @@ impl Keeper {
             state: machine.state(),
             reason: record.reason.clone(),
             pid: None,
+            incarnation: record.incarnation,
+            cold: record.cold.clone(),
             doing: machine.next(),
             error: None,
             forced: false,
@@ -248,7 +254,7 @@ impl Keeper {
             shared.hypervisors.clone(),
             policy.clone(),
         );
-        let forced = Arc::<AtomicBool>::default();
+        let (forced, booted) = (Arc::<AtomicBool>::default(), record.cold.boots);
         let handle = Handle {
             record: record.clone(),
             policy,
@@ -272,6 +278,7 @@ impl Keeper {
             published,
             rest,
             arrived: None,
+            booted,
         };
         let drivers = shared.drivers.clone();
         drivers.spawn(async move {

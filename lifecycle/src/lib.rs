@@ -20,11 +20,13 @@ mod store;
 mod sandbox;
 mod config;
 mod terms;
+mod cold;
 mod state;
 mod threads;
 mod reason;
 mod error;
 
+pub use cold::ColdBoot;
 pub use config::{Config, Quota};
 pub use driver::Call;
 pub use error::{Error, Field};

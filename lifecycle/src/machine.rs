@@ -7,12 +7,16 @@
 //!                 |       saving -+-------> standby ----+
 //!                 +-- error, end of its process: failed; remove, from everywhere: deleting --> gone
 //! ```
+//! One of which nothing is left but its disk sleeps, too, and is woken as another incarnation: cold.
+//!
 //! Pure: no clock, no I/O. What exists is a set of facts, and what comes next follows from them and from
 //! what is wanted: a save that fails goes back the way a wake comes. The fence stands before anything can
 //! speak, what was saved is used up before the first instruction, and what is undone is undone in reverse.
 
 mod act;
+mod made;
 
+use crate::machine::made::Made;
 use crate::state::State;
 
 pub(crate) use act::Act;
@@ -24,52 +28,6 @@ enum Goal {
     Sleep,
     Fail,
     Remove,
-}
-
-/// Which things of a sandbox exist, or may exist.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Made {
-    tap: bool,
-    fence: bool,
-    process: bool,
-    files: bool,
-    /// Its memory, which is kept while it may run again.
-    memory: bool,
-    greeted: bool,
-    /// Nothing is delivered to it.
-    held: bool,
-    paused: bool,
-    /// Its connections are values.
-    kept: bool,
-    /// What is not memory was written down whole: there is no process, or one that has not run.
-    saved: bool,
-    /// We have its tap open, for the process that is to come.
-    open: bool,
-    /// Its fence was looked at since it fell asleep.
-    checked: bool,
-    /// It does not know how long it slept.
-    stale: bool,
-}
-
-impl Made {
-    const NOTHING: Self = Self {
-        tap: false,
-        fence: false,
-        process: false,
-        files: false,
-        memory: false,
-        greeted: false,
-        held: false,
-        paused: false,
-        kept: false,
-        saved: false,
-        open: false,
-        checked: false,
-        stale: false,
-    };
-    const ANYTHING: Self =
-        Self { tap: true, fence: true, process: true, files: true, memory: true, ..Self::NOTHING };
-    const RUNNING: Self = Self { greeted: true, ..Self::ANYTHING };
 }
 
 /// One sandbox's journey.
@@ -128,6 +86,13 @@ impl Machine {
         Self { woken: true, ..Self::new(Goal::Sleep, made) }
     }
 
+    /// A sandbox of which nothing is left but its disk. A process that was booting from that is ended, and
+    /// what there is of its fence is lowered before it boots again.
+    pub(crate) const fn cold(process: bool) -> Self {
+        let made = Made { process, cold: true, ..Made::RUNNING };
+        Self { woken: true, ..Self::new(Goal::Sleep, made) }
+    }
+
     /// A sandbox that an earlier daemon left half made, half removed or failed.
     pub(crate) const fn leftover(state: State) -> Self {
         let goal = if state.has_run() { Goal::Fail } else { Goal::Remove };
@@ -135,15 +100,18 @@ impl Machine {
     }
 
     /// A sandbox of an earlier daemon, by what the journal says and by what there is: a process, and a
-    /// whole saved state. Where that is, nothing has run since it was written, whatever was noted.
-    pub(crate) const fn found(state: State, process: bool, saved: bool) -> Self {
+    /// whole saved state. Where that is, nothing has run since it was written, whatever was noted. Where
+    /// there is neither, its disk may be enough (`cold`); so it is for one that was booting from that.
+    pub(crate) const fn found(state: State, process: bool, saved: bool, cold: bool) -> Self {
         match state {
+            State::Standby | State::Resuming if cold && !saved => Self::cold(process),
             State::Running if process => Self::adopt(),
             State::Saving if process => Self::interrupted(),
             State::Standby | State::Resuming if process && !saved => Self::interrupted(),
             State::Running | State::Saving | State::Standby | State::Resuming if saved => {
                 Self::asleep(process)
             }
+            State::Running | State::Saving if cold => Self::cold(process),
             state => Self::leftover(state),
         }
     }
@@ -171,6 +139,7 @@ impl Machine {
         let made = &self.made;
         let stuck = matches!(self.left, Left::Process);
         match self.goal {
+            Goal::Run if made.cold => Some(self.next_to_boot(stuck)),
             Goal::Run if self.is_asleep() && !made.process => Some(self.next_to_load()),
             Goal::Run if !made.tap => Some(Act::MakeTap),
             Goal::Run if !made.fence => Some(Act::RaiseFence),
@@ -218,6 +187,26 @@ impl Machine {
         }
     }
 
+    /// The way from its disk alone to a guest that answers. What it was is ended first, with its connections.
+    const fn next_to_boot(&self, stuck: bool) -> Act {
+        let made = &self.made;
+        if !made.fresh && (made.process || made.open || stuck) {
+            Act::Discard
+        } else if !made.fresh && made.fence {
+            Act::LowerFence
+        } else if !made.fresh {
+            Act::BeginAnew
+        } else if !made.process && !made.open {
+            Act::OpenTap
+        } else if !made.fence {
+            Act::RaiseFence
+        } else if !made.process {
+            Act::StartProcess
+        } else {
+            Act::GreetAgent
+        }
+    }
+
     /// The act was done.
     pub(crate) const fn done(&mut self, act: Act) {
         self.tries = 0;
@@ -229,8 +218,14 @@ impl Machine {
                 made.process = true;
                 made.files = true;
                 made.memory = true;
+                made.open = false;
             }
-            Act::GreetAgent => made.greeted = true,
+            Act::GreetAgent => {
+                made.greeted = true;
+                made.cold = false;
+                made.fresh = false;
+            }
+            Act::BeginAnew => made.fresh = true,
             Act::Hold => made.held = true,
             Act::Pause => made.paused = true,
             Act::Checkpoint => made.kept = true,
@@ -286,6 +281,13 @@ impl Machine {
     pub(crate) fn failed(&mut self, act: Act) {
         match act {
             Act::RaiseFence if self.is_asleep() => self.again_or(Self::back_to_sleep),
+            Act::LowerFence | Act::BeginAnew if self.begins_anew() => {
+                self.again_or(Self::back_to_sleep);
+            }
+            Act::StartProcess | Act::GreetAgent if self.made.cold => {
+                self.made.process = true;
+                self.back_to_sleep();
+            }
             Act::RaiseFence if self.made.greeted && self.tries < TAKEOVER_TRIES => self.tries += 1,
             Act::MakeTap | Act::RaiseFence | Act::StartProcess | Act::GreetAgent => {
                 // It may have got half way, so it is undone too.
@@ -319,6 +321,8 @@ impl Machine {
             }
             Act::Unpause if self.is_asleep() => self.again_or(Self::back_to_sleep),
             Act::Unpause => self.again_or(Self::lost),
+            // Of one that boots cold only; nothing has changed.
+            Act::BeginAnew => self.back_to_sleep(),
             // Its guest runs, and is worth more than what it misses.
             Act::Rebuild | Act::Release => self.again_or(|it| it.done(act)),
             Act::Refresh => self.done(act),
@@ -338,6 +342,9 @@ impl Machine {
                         Act::LowerFence | Act::DeleteTap => Left::Network,
                         _ => Left::Nothing,
                     });
+                    if it.begins_anew() {
+                        it.back_to_sleep();
+                    }
                 });
             }
         }
@@ -393,6 +400,15 @@ impl Machine {
         self.turn(if self.made.greeted { Goal::Fail } else { Goal::Remove });
     }
 
+    /// What was saved of it is of no use, but its disk is: it boots from that, as it was wanted to run. What
+    /// may be there of its fence goes first.
+    pub(crate) const fn cool(&mut self) {
+        let made = &mut self.made;
+        (made.saved, made.cold, made.fresh, made.fence) = (false, true, false, true);
+        (made.paused, made.kept, made.held, made.stale) = (false, false, false, false);
+        self.turn(Goal::Run);
+    }
+
     /// What was saved of it is used up, whether its guest runs yet or not.
     pub(crate) const fn used_up(&mut self) {
         self.made.saved = false;
@@ -407,8 +423,16 @@ impl Machine {
         }
     }
 
-    fn back_to_sleep(&mut self) {
+    const fn back_to_sleep(&mut self) {
+        // The next one who boots it is another incarnation again, behind a fence of its own.
+        self.made.fresh = false;
+        self.made.fence |= self.made.cold;
         self.turn(Goal::Sleep);
+    }
+
+    /// Whether it is on its way from its disk alone.
+    const fn begins_anew(&self) -> bool {
+        self.made.cold && matches!(self.goal, Goal::Run)
     }
 
     const fn turn(&mut self, goal: Goal) {
@@ -432,9 +456,14 @@ impl Machine {
         self.made.greeted && !self.made.paused && !self.is_asleep()
     }
 
-    /// Whether what it is, is in files: there is no process, or one that has not run.
+    /// Whether what it is, is in files: there is no process, or one that has not run or not booted yet.
     pub(crate) const fn is_asleep(&self) -> bool {
-        self.made.saved
+        self.made.saved || self.made.cold
+    }
+
+    /// Whether nothing of it is left but its disk.
+    pub(crate) const fn is_cold(&self) -> bool {
+        self.made.cold
     }
 
     /// Whether it runs, and nothing is left to do.

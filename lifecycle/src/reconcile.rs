@@ -24,15 +24,17 @@ use crate::threads::aside;
 const CLEAR_AGAIN: Duration = Duration::from_secs(2);
 
 /// Where a sandbox of an earlier daemon stands: adopted when it was running and its process still is;
-/// asleep when it was saved; on its way back where it was between the two; otherwise on its way down, with
-/// the reason where it had none.
+/// asleep when it was saved; on its way back where it was between the two; to boot from its disk where that
+/// is allowed and the rest was lost; otherwise on its way down, with the reason where it had none.
 pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Machine {
     record.terms.take_up(Uptime::now());
+    let noted = record.process.clone();
+    let mut damage = None;
     let (process, saved) = match record.state {
         State::Running => (hypervisors.adopt(record).await, false),
         State::Saving | State::Standby | State::Resuming => {
             let found = hypervisors.find(record).await;
-            (record.process, record.saved) = (found.process, found.saved);
+            (record.process, record.saved, damage) = (found.process, found.saved, found.damage);
             let process = record.process.is_some();
             if process && record.saved.is_none() {
                 hypervisors.adopt(record).await;
@@ -41,11 +43,41 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
         }
         _ => return Machine::leftover(record.state),
     };
-    let machine = Machine::found(record.state, process, saved);
+    let mut cold = record.cold.due;
+    if !process && !saved && !cold && hypervisors.may_boot(record).await {
+        let lost = lost(record.state, noted.as_ref(), vmm::boot_id().as_deref());
+        let why = damage.clone().or_else(|| lost.map(Reason::new));
+        cold = why.is_some();
+        why.into_iter().for_each(|why| record.cold.begin(why));
+    }
+    let machine = Machine::found(record.state, process, saved, cold);
+    if machine.is_cold() && !process {
+        // Of another boot of the host, or of nobody.
+        (record.process, record.saved) = (None, None);
+    }
+    if machine.is_cold() {
+        record.reason.clone_from(&record.cold.why);
+    }
     if machine.state() == State::Failed && (record.process.is_some() || record.reason.is_none()) {
-        record.reason = Some(Reason::new("its microVM ended while no daemon ran"));
+        let ended = || Reason::new("its microVM ended while no daemon ran");
+        record.reason = Some(damage.unwrap_or_else(ended));
     }
     machine
+}
+
+/// What took the memory of a guest that has neither a process nor a whole saved state, where that was not
+/// its own end: the host's boot, or whoever took its files away.
+fn lost(state: State, noted: Option<&vmm::Process>, boot: Option<&str>) -> Option<&'static str> {
+    let host = noted.and_then(|process| process.host.as_ref());
+    match (state, host) {
+        (State::Standby, _) => Some("what was saved of it is gone"),
+        (_, Some(host)) if Some(&*host.boot_id) != boot => {
+            Some("the host was started anew, and its memory is lost")
+        }
+        // Before it has a process again, nothing of it can have run.
+        (State::Resuming, None) => Some("what was saved of it is gone"),
+        _ => None,
+    }
 }
 
 /// Takes away the taps and fences of slots that no sandbox in the journal has. Such a slot rests, since
@@ -119,6 +151,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
+    use crate::cold::{Cold, ColdBoot};
     use crate::config::{Config, Quota};
     use crate::terms::{DefaultTerms, OnIdle, Terms};
 
@@ -144,6 +177,7 @@ mod tests {
                 idle_after: Duration::ZERO,
                 ttl: None,
                 max_life: None,
+                cold_boot: ColdBoot::Allowed,
             },
             wakes: 1,
             wake_deadline: Duration::ZERO,
@@ -163,9 +197,33 @@ mod tests {
             created: Some(SystemTime::UNIX_EPOCH),
             terms: Terms::none(),
             saved: None,
+            cold: Cold::default(),
         };
         let machine = judge(&hypervisors, &mut record).await;
         assert_eq!(machine.state(), State::Failed);
         assert!(record.reason.is_some());
+    }
+    fn process(boot: &str) -> vmm::Process {
+        let host = serde_json::json!({
+            "pid": 1, "start_time": 1, "boot_id": boot, "groups": [],
+        });
+        let process = serde_json::json!({
+            "driver": "qemu", "name": "demo", "tenant": "default", "slot": 1, "run_dir": "/none", "host": host,
+        });
+        serde_json::from_value(process).unwrap()
+    }
+
+    /// Promise 65. What ended by itself has failed; what the host took is not its guest's fault.
+    #[test]
+    fn memory_is_lost_to_a_boot_of_the_host_and_not_to_the_end_of_its_process() {
+        let (before, this) = (process("before"), process("this"));
+        let lost = |state, noted| lost(state, noted, Some("this")).is_some();
+        for state in [State::Running, State::Saving, State::Resuming] {
+            assert!(lost(state, Some(&before)), "{state:?}");
+            assert!(!lost(state, Some(&this)), "{state:?}: it ended by itself");
+        }
+        assert!(!lost(State::Running, None), "nobody knows");
+        assert!(!lost(State::Saving, None), "nobody knows");
+        assert!(lost(State::Resuming, None) && lost(State::Standby, None));
     }
 }

@@ -134,6 +134,10 @@ pub struct Sandbox {
     pub expires_in: Option<Duration>,
     /// How often it was woken since this daemon began.
     pub wakes: u64,
+    /// How often it was booted from its disk alone since it was made.
+    pub cold_boots: u64,
+    /// Why it was last, or is to be when it is woken.
+    pub cold_reason: Option<Reason>,
     /// When it was created; none where the journal's word for it is damaged.
     pub created: Option<SystemTime>,
 }

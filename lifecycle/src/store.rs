@@ -14,6 +14,7 @@ use fault::Point;
 use policy::{Policy, Revision, SandboxName, Slot, TenantName};
 use rusqlite::{Connection, Transaction, params};
 
+use crate::cold::Cold;
 use crate::error::Error;
 use crate::reason::Reason;
 use crate::sandbox::Driver;
@@ -62,9 +63,15 @@ const DISKS: &str = "
     CREATE TABLE IF NOT EXISTS disk (sandbox TEXT PRIMARY KEY, bytes INTEGER) STRICT;
 ";
 
+/// What there was and is to be of boots from a disk alone.
+const COLD: &str = "
+    CREATE TABLE IF NOT EXISTS cold (sandbox TEXT PRIMARY KEY, cold TEXT NOT NULL) STRICT;
+";
+
 const SANDBOXES: &str = "
-    SELECT sandbox.rowid, sandbox.*, disk.bytes AS disk
-    FROM sandbox LEFT JOIN disk ON disk.sandbox = sandbox.name ORDER BY incarnation
+    SELECT sandbox.rowid, sandbox.*, disk.bytes AS disk, cold.cold AS cold
+    FROM sandbox LEFT JOIN disk ON disk.sandbox = sandbox.name
+    LEFT JOIN cold ON cold.sandbox = sandbox.name ORDER BY incarnation
 ";
 
 /// A sandbox as the journal has it.
@@ -87,6 +94,8 @@ pub(crate) struct Record {
     pub(crate) terms: Terms,
     /// What its machine was saved as, while it sleeps.
     pub(crate) saved: Option<vmm::Saved>,
+    /// Its boots from its disk alone.
+    pub(crate) cold: Cold,
 }
 
 /// A policy as the journal has it.
@@ -130,7 +139,7 @@ impl Store {
                 return Err(Error::store("reading the version", path, problem));
             }
         }
-        for later in [RESTS, KEPT, DISKS] {
+        for later in [RESTS, KEPT, DISKS, COLD] {
             connection.execute_batch(later).map_err(fail("making the tables"))?;
         }
         Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
@@ -224,7 +233,7 @@ impl Store {
 
     /// Writes where a sandbox's journey is: its state, and what there is of it.
     pub(crate) async fn note(&self, record: &Record, state: State) -> Result<(), Error> {
-        let Record { name, process, reason, saved, .. } = record.clone();
+        let Record { name, process, reason, saved, cold, .. } = record.clone();
         self.run("noting the state of a sandbox", move |store| {
             let process = process.as_ref().map(json).transpose()?;
             let saved = saved.as_ref().map(json).transpose()?;
@@ -232,10 +241,25 @@ impl Store {
             store.execute(
                 "UPDATE sandbox SET state = ?2, process = ?3, reason = ?4, saved = ?5 WHERE name = ?1",
                 params![name.as_str(), word(&state), process, reason, saved],
-            )
+            )?;
+            note_cold(store, &name, &cold)
         })
         .await
-        .map(|_| ())
+    }
+
+    /// Writes that a sandbox is another incarnation, which boots from its disk alone. Gives its number.
+    pub(crate) async fn begin_anew(&self, record: &Record) -> Result<u64, Error> {
+        let Record { name, cold, .. } = record.clone();
+        self.run("noting a new incarnation of a sandbox", move |store| {
+            let incarnation = advance(store, "incarnation")?;
+            store.execute(
+                "UPDATE sandbox SET incarnation = ?2, process = NULL WHERE name = ?1",
+                params![name.as_str(), incarnation],
+            )?;
+            note_cold(store, &name, &cold)?;
+            Ok(incarnation)
+        })
+        .await
     }
 
     /// Writes how long a sandbox lives and stays awake.
@@ -269,6 +293,7 @@ impl Store {
             }
             store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
             store.execute("DELETE FROM disk WHERE sandbox = ?1", [&name])?;
+            store.execute("DELETE FROM cold WHERE sandbox = ?1", [&name])?;
             let gone = store.execute("DELETE FROM sandbox WHERE name = ?1", [name])?;
             fault::at(Point::SandboxToForget);
             Ok(gone)
@@ -324,6 +349,15 @@ impl Error {
     }
 }
 
+/// One that was never booted so, and is not to be, has no row.
+fn note_cold(store: &Transaction<'_>, name: &SandboxName, cold: &Cold) -> rusqlite::Result<()> {
+    if *cold == Cold::default() {
+        return Ok(());
+    }
+    let row = params![name.as_str(), json(cold)?];
+    store.execute("INSERT OR REPLACE INTO cold VALUES (?1, ?2)", row).map(|_| ())
+}
+
 fn advance(store: &Transaction<'_>, counter: &str) -> rusqlite::Result<u64> {
     store.query_row(
         "UPDATE counter SET value = value + 1 WHERE name = ?1 RETURNING value",
@@ -366,6 +400,7 @@ mod tests {
             created: Some(UNIX_EPOCH + Duration::from_secs(7)),
             terms: Terms::none(),
             saved: None,
+            cold: Cold::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use nix::time::ClockId;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::cold::ColdBoot;
 use crate::error::{Error, Field};
 
 /// What becomes of a sandbox that is idle.
@@ -36,6 +37,8 @@ pub struct WantedTerms {
     pub ttl: Option<Duration>,
     /// It is removed so long after it was made, renewed or not; none: as configured.
     pub max_life: Option<Duration>,
+    /// What becomes of it when its memory is lost; none: as configured, as far as its driver can.
+    pub cold_boot: Option<ColdBoot>,
 }
 
 /// What holds where nothing is asked for.
@@ -50,6 +53,8 @@ pub struct DefaultTerms {
     pub ttl: Option<Duration>,
     /// See [`WantedTerms::max_life`]; none: for ever.
     pub max_life: Option<Duration>,
+    /// See [`WantedTerms::cold_boot`].
+    pub cold_boot: ColdBoot,
 }
 
 impl WantedTerms {
@@ -71,6 +76,15 @@ pub(crate) fn checked((field, span): (&str, Duration)) -> Result<(), Error> {
     }
     let given = format!("{}ms", span.as_millis());
     Err(Error::Invalid(Field::new(field, given, "is out of range", "give 1s to 3650d")))
+}
+
+/// What a driver can do with its guests on this node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Can {
+    /// Put them to sleep.
+    pub(crate) sleep: bool,
+    /// Boot them from their disk alone.
+    pub(crate) boot: bool,
 }
 
 /// How long this boot of the host has lasted. No change of the wall clock moves it, and it runs on
@@ -104,6 +118,9 @@ pub(crate) struct Terms {
     expires: Option<u64>,
     ends: Option<u64>,
     awake_until: Option<u64>,
+    /// What an earlier version wrote has none.
+    #[serde(default)]
+    pub(crate) cold_boot: ColdBoot,
 }
 
 impl Terms {
@@ -118,20 +135,23 @@ impl Terms {
             expires: None,
             ends: None,
             awake_until: None,
+            cold_boot: ColdBoot::Refused,
         }
     }
 
-    /// Those of a sandbox that is made now.
-    pub(crate) fn agree(wanted: &WantedTerms, defaults: &DefaultTerms, can_sleep: bool) -> Self {
+    /// Those of a sandbox that is made now. `can` says what its driver can on this node.
+    pub(crate) fn agree(wanted: &WantedTerms, defaults: &DefaultTerms, can: Can) -> Self {
         let by_default = match defaults.on_idle {
-            OnIdle::Standby if !can_sleep => OnIdle::Never,
+            OnIdle::Standby if !can.sleep => OnIdle::Never,
             on_idle => on_idle,
         };
+        let cold_boot = if can.boot { defaults.cold_boot } else { ColdBoot::Refused };
         let mut terms = Self {
             on_idle: wanted.on_idle.unwrap_or(by_default),
             idle_after: millis(wanted.idle_after.unwrap_or(defaults.idle_after)),
             ttl: wanted.ttl.or(defaults.ttl).map(millis),
             max_life: wanted.max_life.or(defaults.max_life).map(millis),
+            cold_boot: wanted.cold_boot.unwrap_or(cold_boot),
             ..Self::none()
         };
         terms.begin(Uptime::now());
@@ -205,7 +225,9 @@ mod tests {
         idle_after: Duration::from_secs(15),
         ttl: None,
         max_life: Some(Duration::from_secs(1000)),
+        cold_boot: ColdBoot::Allowed,
     };
+    const ALL: Can = Can { sleep: true, boot: true };
 
     fn at(boot: &str, seconds: u64) -> Uptime {
         Uptime { boot: boot.to_owned(), seconds }
@@ -219,6 +241,7 @@ mod tests {
     fn a_driver_that_cannot_sleep_is_left_alone_unless_somebody_says_otherwise() {
         let on_idle = |wanted, default, can| {
             let wanted = WantedTerms { on_idle: wanted, ..WantedTerms::default() };
+            let can = Can { sleep: can, boot: can };
             Terms::agree(&wanted, &DefaultTerms { on_idle: default, ..DEFAULTS }, can).on_idle
         };
         assert_eq!(on_idle(None, OnIdle::Standby, true), OnIdle::Standby);
@@ -228,11 +251,22 @@ mod tests {
         assert_eq!(Terms::none().idle_after(), None);
     }
 
+    #[test]
+    fn a_disk_survives_by_default_where_its_driver_has_one() {
+        let cold = |wanted, boot| {
+            let wanted = WantedTerms { cold_boot: wanted, ..WantedTerms::default() };
+            Terms::agree(&wanted, &DEFAULTS, Can { boot, ..ALL }).cold_boot
+        };
+        assert_eq!(cold(None, true), ColdBoot::Allowed);
+        assert_eq!(cold(None, false), ColdBoot::Refused);
+        assert_eq!(cold(Some(ColdBoot::Refused), true), ColdBoot::Refused);
+    }
+
     /// Promise 64.
     #[test]
     fn a_life_ends_with_its_span_renewed_or_not_and_spans_begin_anew_in_another_boot() {
         let wanted = WantedTerms { ttl: Some(Duration::from_secs(100)), ..WantedTerms::default() };
-        let mut terms = Terms::agree(&wanted, &DEFAULTS, true);
+        let mut terms = Terms::agree(&wanted, &DEFAULTS, ALL);
         terms.begin(at("one", 5000));
         assert_eq!(left(terms.end(&at("one", 5040))), Some(60));
         terms.renew(None, &at("one", 5090));

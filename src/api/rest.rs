@@ -12,7 +12,7 @@ use crate::api::body::{self, Named};
 use crate::api::caller::Caller;
 use crate::api::sandboxes::{switching, upgraded};
 use crate::problem::{ErrorBody, Problem};
-use crate::wire::{CONNECT_PROTOCOL, Connect, KeepAwake, OnIdle, Renew, Sandbox};
+use crate::wire::{CONNECT_PROTOCOL, ColdBoot, Connect, KeepAwake, OnIdle, Renew, Sandbox};
 
 /// Puts a sandbox to sleep, idle or not; answers once it is. Its memory, its processes and its connections
 /// are kept.
@@ -141,6 +141,13 @@ pub(crate) fn on_idle(wanted: OnIdle) -> lifecycle::OnIdle {
         OnIdle::Standby => lifecycle::OnIdle::Standby,
         OnIdle::Delete => lifecycle::OnIdle::Delete,
         OnIdle::Never => lifecycle::OnIdle::Never,
+    }
+}
+
+pub(crate) fn cold_boot(wanted: ColdBoot) -> lifecycle::ColdBoot {
+    match wanted {
+        ColdBoot::Allowed => lifecycle::ColdBoot::Allowed,
+        ColdBoot::Refused => lifecycle::ColdBoot::Refused,
     }
 }
 

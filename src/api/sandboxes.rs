@@ -297,6 +297,7 @@ impl Api {
             idle_after: wanted.idle_after.map(|span| span.0),
             ttl: wanted.ttl.map(|span| span.0),
             max_life: wanted.max_life.map(|span| span.0),
+            cold_boot: wanted.cold_boot.map(rest::cold_boot),
         };
         Ok((CreateSpec { name, tenant, driver, memory_mib, vcpus, policy, terms }, turn))
     }
@@ -344,6 +345,8 @@ impl Api {
             idle_in: sandbox.sleeps_in.map(rest::seconds),
             expires_in: sandbox.expires_in.map(rest::seconds),
             wakes: sandbox.wakes,
+            cold_boots: sandbox.cold_boots,
+            cold_reason: sandbox.cold_reason.as_ref().map(|reason| caller.reason(reason)),
             created: sandbox.created.and_then(rfc3339),
             traffic,
             notes: Vec::new(),

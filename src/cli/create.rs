@@ -14,7 +14,7 @@ use crate::client::{Client, Content};
 use crate::error::{Error, in_file};
 use crate::problem::Problem;
 use crate::units::{Size, Span};
-use crate::wire::{self, Driver, Mode, OnIdle, Sandbox, Step};
+use crate::wire::{self, ColdBoot, Driver, Mode, OnIdle, Sandbox, Step};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Create {
@@ -54,6 +54,9 @@ pub(crate) struct Create {
     /// It is removed so long after it was made, renewed or not, e.g. 7d.
     #[arg(long, value_name = "SPAN")]
     max_life: Option<Span>,
+    /// What becomes of it when its memory is lost, as when the host is started anew; none: as configured.
+    #[arg(long, value_enum)]
+    cold_boot: Option<ColdBoot>,
 }
 
 impl Create {
@@ -70,6 +73,7 @@ impl Create {
             idle_after: self.idle_after,
             ttl: self.ttl,
             max_life: self.max_life,
+            cold_boot: self.cold_boot,
         })?;
         let path = "/v1/sandboxes?progress=true";
         let mut lines = client.send(Method::POST, path, HeaderMap::new(), body).await?.lines();

@@ -121,6 +121,9 @@ impl Show {
             if found.wakes > 0 {
                 pairs.push(("woken", format!("{} times since the daemon began", found.wakes)));
             }
+            if found.cold_boots > 0 || found.cold_reason.is_some() {
+                pairs.push(("booted cold", told_cold(found)));
+            }
             if let Some(seconds) = found.expires_in {
                 pairs.push(("removed", format!("in {}", told_span(seconds))));
             }
@@ -146,6 +149,15 @@ fn told_idle(sandbox: &Sandbox) -> String {
         OnIdle::Standby => format!("it sleeps{after}"),
         OnIdle::Delete => format!("it is removed{after}"),
         OnIdle::Never => "nothing".to_owned(),
+    }
+}
+
+/// With a state that sleeps on, the reason is that of the next one.
+fn told_cold(sandbox: &Sandbox) -> String {
+    let times = format!("{} times", sandbox.cold_boots);
+    match &sandbox.cold_reason {
+        Some(why) => format!("{times}, from its disk alone; last or next because: {why}"),
+        None => times,
     }
 }
 

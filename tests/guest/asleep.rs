@@ -14,7 +14,7 @@ use world::poll::eventually;
 use crate::machine::Machine;
 
 /// How long a guest may take to fall asleep or wake on a busy machine without KVM.
-const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Counts in the memory of one process, half a second a step, and tells it when its file is read.
 const COUNTER: &str = "cat >/root/count.py <<'E'\n\
@@ -29,15 +29,19 @@ const COUNTER: &str = "cat >/root/count.py <<'E'\n\
     setsid python3 /root/count.py >/dev/null 2>&1 </dev/null &\n\
     until test -s /run/count; do sleep 0.2; done";
 
-struct Sleeper {
-    world: World,
-    name: String,
+pub(crate) struct Sleeper {
+    pub(crate) world: World,
+    pub(crate) name: String,
 }
 
 impl Sleeper {
     /// A guest that counts in its memory.
     fn boot(words: &[&str]) -> Self {
-        let world = Machine::world();
+        Self::boot_in(Machine::world(), words)
+    }
+
+    /// The same in this world.
+    pub(crate) fn boot_in(world: World, words: &[&str]) -> Self {
         let name = world.machine_name();
         world.cli(&[&["create", &name], words].concat()).ok();
         let sleeper = Self { world, name };
@@ -45,13 +49,13 @@ impl Sleeper {
         sleeper
     }
 
-    fn sh(&self, line: &str) -> String {
+    pub(crate) fn sh(&self, line: &str) -> String {
         let ran = self.world.cli(&["exec", &self.name, "--", "sh", "-c", line]);
         assert_eq!(ran.code, 0, "{ran:?}\n{}", self.world.daemon().log_end());
         ran.stdout.trim().to_owned()
     }
 
-    fn shown(&self) -> Value {
+    pub(crate) fn shown(&self) -> Value {
         self.world.api("GET", &format!("/v1/sandboxes/{}", self.name), &[]).json
     }
 
@@ -60,26 +64,26 @@ impl Sleeper {
         shown.get("state").and_then(Value::as_str).unwrap_or_default().to_owned()
     }
 
-    fn until(&self, states: &[&str], what: &str) -> String {
+    pub(crate) fn until(&self, states: &[&str], what: &str) -> String {
         eventually(&format!("{what}: {states:?}"), PATIENCE, || {
             Some(self.state()).filter(|state| states.contains(&&**state))
         })
     }
 
-    fn ask(&self, verb: &str) -> String {
+    pub(crate) fn ask(&self, verb: &str) -> String {
         let path = format!("/v1/sandboxes/{}/{verb}", self.name);
         self.world.daemon().request("POST", &path, &["-m", "60"]).attempt()
     }
 
     /// Which process counts, and how far it is.
-    fn count(&self) -> (u64, u64) {
+    pub(crate) fn count(&self) -> (u64, u64) {
         let told = self.sh("cat /run/count");
         let mut numbers = told.split(' ').map(|word| word.parse().expect("a number"));
         (numbers.next().expect("a process"), numbers.next().expect("a count"))
     }
 
     /// Processes that bear its name.
-    fn processes(&self) -> usize {
+    pub(crate) fn processes(&self) -> usize {
         let name = format!("-name postern-{}( |$)", self.name);
         let found = Command::new("pgrep").args(["-f", "--", &name]).output();
         String::from_utf8_lossy(&found.expect("pgrep").stdout).lines().count()

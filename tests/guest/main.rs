@@ -4,6 +4,7 @@
 #![expect(clippy::expect_used, reason = "tests: what does not hold ends the test")]
 
 mod asleep;
+mod cold;
 mod death;
 mod machine;
 mod lifetime;

@@ -193,6 +193,8 @@ mod tests {
             slot: Slot::new(3).expect("in range"),
             memory_mib: 256,
             vcpus: 1,
+            image: none.into(),
+            copies: none.into(),
             kernel: none.into(),
             initrd: none.into(),
             cmdline: String::new(),

@@ -86,7 +86,13 @@ pub struct Machine {
     pub memory_mib: u32,
     /// Number of virtual CPUs.
     pub vcpus: u8,
-    /// The kernel, a bzImage.
+    /// The folder of the image that it is made from: `kernel`, `initrd` and `base` by their names, where
+    /// they are not there yet. It may hold another image later.
+    pub image: PathBuf,
+    /// Where images are copied to that cannot be linked; shared by all machines.
+    pub copies: PathBuf,
+    /// The kernel, a bzImage; like the next two its own link to the image's, which a later image leaves as
+    /// it is.
     pub kernel: PathBuf,
     /// The initial ram disk with the guest's process 1.
     pub initrd: PathBuf,

@@ -13,6 +13,7 @@ mod console;
 mod control;
 mod snapshot;
 mod memory;
+mod image;
 mod disk;
 mod find;
 
@@ -107,6 +108,12 @@ impl Qemu {
         asleep::blocking(move || memory::write_back(&memory, drop)).await
     }
 
+    /// Removes the copies of images in this folder that no machine has any more. Nothing may be started
+    /// meanwhile.
+    pub async fn forget_images(copies: &Path) {
+        image::forget(copies).await;
+    }
+
     /// What this host offers and lacks, for `postern doctor`. `image` is the directory of `vmlinuz`,
     /// `initrd.img` and `root.ext4`.
     pub async fn report(&self, image: &Path) -> Report {
@@ -127,6 +134,7 @@ impl Qemu {
         fault::at(Point::QemuFolderMade);
         let memory = match begin {
             Begin::Boot => {
+                image::keep(machine).await?;
                 disk::make_overlay(&machine.base, &machine.disk).await?;
                 memory::make(machine)?
             }

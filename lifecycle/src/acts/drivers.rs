@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use vmm::{External, Hypervisor, Process, Qemu};
 
-use crate::acts::describe;
+use crate::acts::{copies, describe};
+use crate::cold::ColdBoot;
 use crate::config::Config;
 use crate::error::Error;
 use crate::reason::Reason;
@@ -35,6 +36,8 @@ pub(crate) struct Found {
     pub(crate) process: Option<Process>,
     /// What it was saved as, if it has not run since.
     pub(crate) saved: Option<vmm::Saved>,
+    /// Why what it was saved as is of no use, where there is something.
+    pub(crate) damage: Option<Reason>,
 }
 
 impl Hypervisors {
@@ -71,6 +74,11 @@ impl Hypervisors {
                 base.map_or(0, |base| base.len())
             }
         }
+    }
+
+    /// Removes the copies of images that no sandbox was made from. To be called before any is made.
+    pub(crate) async fn forget_images(&self) {
+        Qemu::forget_images(&copies(&self.config)).await;
     }
 
     /// Finds out how guests run here, if any can.
@@ -127,30 +135,39 @@ impl Hypervisors {
     }
 
     /// Looks for what an earlier daemon left of a sandbox that it was saving or waking, or that slept.
-    /// Files that cannot be read are as good as none: the reason says so.
-    pub(crate) async fn find(&self, record: &mut Record) -> Found {
+    /// Files that cannot be read are as good as none.
+    pub(crate) async fn find(&self, record: &Record) -> Found {
         match record.driver {
             Driver::Qemu => {
                 let machine = describe(&self.config, record);
                 let noted = record.process.clone().filter(|process| self.qemu.is_running(process));
                 let process = noted.or_else(|| self.qemu.find(&machine));
-                let saved = self.qemu.saved(&machine).await.unwrap_or_else(|error| {
-                    let full = crate::error::chain(&error);
-                    record.reason = Some(Reason::told_as(full, "what was saved of it is damaged"));
-                    None
-                });
-                Found { process, saved }
+                match self.qemu.saved(&machine).await {
+                    Ok(saved) => Found { process, saved, damage: None },
+                    Err(error) => {
+                        let full = crate::error::chain(&error);
+                        let damage = Reason::told_as(full, "what was saved of it is damaged");
+                        Found { process, saved: None, damage: Some(damage) }
+                    }
+                }
             }
             // Nobody but its owner knows. One that was being woken may run, and whoever resumes one that
             // runs does nothing.
             Driver::External if record.state == State::Standby => {
-                Found { process: None, saved: record.saved.clone() }
+                Found { saved: record.saved.clone(), ..Found::default() }
             }
             Driver::External => {
                 let machine = describe(&self.config, record);
-                Found { process: Some(self.external.find(&machine)), saved: None }
+                Found { process: Some(self.external.find(&machine)), ..Found::default() }
             }
         }
+    }
+
+    /// Whether a sandbox may boot from its disk alone: that is allowed, and the disk is there.
+    pub(crate) async fn may_boot(&self, record: &Record) -> bool {
+        record.driver == Driver::Qemu
+            && record.terms.cold_boot == ColdBoot::Allowed
+            && tokio::fs::try_exists(&describe(&self.config, record).disk).await.unwrap_or(false)
     }
 
     /// What a sandbox was saved as, if that was not used up.

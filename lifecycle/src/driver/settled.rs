@@ -69,6 +69,7 @@ impl Task {
 
     /// It has arrived, from where it rested before: what follows for its rest, and for the audit.
     fn arrive(&mut self, state: State, before: Option<State>, failed: bool) {
+        let boots = std::mem::replace(&mut self.booted, self.record.cold.boots);
         match (state, before) {
             (State::Running, Some(State::Running)) if failed => self.rest.stayed_awake(),
             (State::Running, _) => self.rest.runs(before == Some(State::Standby)),
@@ -76,11 +77,19 @@ impl Task {
             _ => {}
         }
         self.look_again();
+        if let Some(why) = self.record.cold.why.clone().filter(|_| boots != self.booted) {
+            let told = "booted cold, from its disk alone; its connections are ended";
+            return self.audit_why(Outcome::Fail, told, Some(why));
+        }
         let (outcome, what) = match (state, before) {
             (State::Running, Some(State::Running)) if !failed => return,
             (State::Running, Some(State::Running)) => (Outcome::Fail, "not put to sleep"),
             (State::Standby, Some(State::Standby)) => (Outcome::Fail, "not woken"),
             (State::Running, Some(State::Standby)) => (Outcome::Allow, "woken"),
+            (State::Standby, _) if self.machine.is_cold() => {
+                let told = "lost its memory, and boots from its disk when it is woken";
+                return self.audit_why(Outcome::Fail, told, self.record.cold.why.clone());
+            }
             (State::Standby, _) => (Outcome::Allow, "asleep"),
             (State::Failed, _) => (Outcome::Fail, "failed"),
             _ => (Outcome::Allow, state.as_str()),

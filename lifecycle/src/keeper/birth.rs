@@ -7,6 +7,7 @@ use fault::Point;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
+use crate::cold::Cold;
 use crate::driver::Handle;
 use crate::error::Error;
 use crate::keeper::Keeper;
@@ -82,6 +83,7 @@ impl Keeper {
             created: Some(fault::wall_clock()),
             terms: self.terms(spec.driver, &spec.terms),
             saved: None,
+            cold: Cold::default(),
         };
         let entered = self.enter(&mut record, document, written, actor);
         let handle = match AssertUnwindSafe(entered).catch_unwind().await {

@@ -11,12 +11,13 @@ use policy::net::AGENT_PORT;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use crate::cold::ColdBoot;
 use crate::driver::{Call, Handle, LONGEST_LEASE, Reply, Verb};
 use crate::error::{Error, Field};
 use crate::keeper::{Found, Keeper};
 use crate::sandbox::{Actor, Driver, Sandbox};
 use crate::state::State;
-use crate::terms::{OnIdle, Terms, WantedTerms, checked};
+use crate::terms::{Can, OnIdle, Terms, WantedTerms, checked};
 
 impl Keeper {
     /// Puts a sandbox to sleep, whether it is idle or not, and waits until it is.
@@ -114,6 +115,11 @@ impl Keeper {
 
     /// Refuses what a driver cannot do on this node.
     pub(super) fn check_rest(&self, driver: Driver, wanted: &WantedTerms) -> Result<(), Error> {
+        if wanted.cold_boot == Some(ColdBoot::Allowed) && !self.can(driver).boot {
+            let problem = "is not possible for this driver, whose disks are not the node's";
+            let fix = "leave it out, or use the driver `qemu`";
+            return Err(Error::Invalid(Field::new("cold_boot", "allowed", problem, fix)));
+        }
         if wanted.on_idle != Some(OnIdle::Standby) || self.0.hypervisors.can_sleep(driver) {
             return Ok(());
         }
@@ -124,7 +130,11 @@ impl Keeper {
     }
 
     pub(super) fn terms(&self, driver: Driver, wanted: &WantedTerms) -> Terms {
-        Terms::agree(wanted, &self.0.config.terms, self.0.hypervisors.can_sleep(driver))
+        Terms::agree(wanted, &self.0.config.terms, self.can(driver))
+    }
+
+    fn can(&self, driver: Driver) -> Can {
+        Can { sleep: self.0.hypervisors.can_sleep(driver), boot: driver == Driver::Qemu }
     }
 
     /// The handle of a sandbox, with a record of what was asked of it.

@@ -29,6 +29,8 @@ pub(crate) enum Act {
     Release,
     /// Tell the guest the time, and give it fresh entropy.
     Refresh,
+    /// Become another incarnation, since nothing is left of what it was but its disk.
+    BeginAnew,
     /// End a process that was made from what was written down and has not run.
     Discard,
     StopProcess,
@@ -58,6 +60,7 @@ impl Act {
             Self::Unpause => "resuming the microVM of",
             Self::Release => "releasing the connections of",
             Self::Refresh => "telling the time to the guest of",
+            Self::BeginAnew => "beginning anew with",
             Self::Discard => "giving up the loaded microVM of",
             Self::StopProcess => "stopping the microVM of",
             Self::LowerFence => "lowering the fence around",
@@ -85,6 +88,7 @@ impl Act {
             Self::Unpause => (Point::GuestToResume, Point::GuestResumed),
             Self::Release => (Point::GuestToRelease, Point::GuestReleased),
             Self::Refresh => (Point::GuestToRefresh, Point::GuestRefreshed),
+            Self::BeginAnew => (Point::ToBeginAnew, Point::BegunAnew),
             Self::Discard | Self::StopProcess => (Point::ProcessToStop, Point::ProcessStopped),
             Self::LowerFence => (Point::FenceToLower, Point::FenceLowered),
             Self::DeleteTap => (Point::TapToDelete, Point::TapDeleted),

@@ -26,6 +26,10 @@ enum Fault {
     DiesBefore,
     DiesAfter,
     ProcessEnds,
+    /// What was saved is of no use.
+    Unusable,
+    /// The host is started anew.
+    HostDies,
 }
 
 /// What the kernel, the disk, the router and the journal have of one sandbox.
@@ -48,6 +52,17 @@ struct World {
     noted: Option<State>,
     /// Something would not go, and is left behind.
     left: bool,
+    /// What was saved is of another boot of the host.
+    unusable: bool,
+    /// Its disk is enough to boot from, where that is allowed.
+    allowed: bool,
+    /// The journal has it as one that is to boot from that.
+    cold: bool,
+    /// Its guest has not answered since it booted, as far as the journal knows.
+    booting: bool,
+    incarnation: u64,
+    /// The last one that ran.
+    booted: u64,
     /// Its process would not end: its link goes down with its fence, and it reaches nothing.
     shut: bool,
 }
@@ -72,10 +87,21 @@ impl World {
             Act::StartProcess => {
                 assert!(self.fence && self.open, "started without its fence");
                 assert!(self.processes.is_empty(), "two processes");
+                assert!(!self.held && !self.kept, "with connections of another");
+                assert!(self.incarnation > self.booted, "two boots of one incarnation");
+                self.booted = self.incarnation;
                 self.processes.push(Process { paused: false });
+                (self.booting, self.state_of, self.unusable) = (true, None, false);
+                self.memory += 1;
                 (self.files, self.backing, self.open) = (true, true, false);
             }
             Act::GreetAgent => assert!(self.runs(), "nobody to greet"),
+            Act::BeginAnew => {
+                assert!(self.allowed, "its memory is given up");
+                assert!(self.processes.is_empty() && !self.fence, "what it was may be heard");
+                self.incarnation += 1;
+                self.cold = true;
+            }
             Act::Hold => self.held = true,
             Act::Pause => self.processes.iter_mut().for_each(|process| process.paused = true),
             Act::Checkpoint => {
@@ -93,6 +119,7 @@ impl World {
                 assert!(self.fence && self.open, "loaded without its fence");
                 assert!(self.processes.is_empty(), "two processes for one memory");
                 assert_eq!(self.state_of, Some(self.memory), "a state of another memory");
+                assert!(!self.unusable, "a state of another boot");
                 self.processes.push(Process { paused: true });
                 self.open = false;
             }
@@ -112,7 +139,7 @@ impl World {
                 self.held = false;
             }
             Act::Discard | Act::StopProcess => {
-                assert!(act != Act::Discard || !self.runs(), "the guest itself");
+                assert!(act != Act::Discard || !self.runs() || self.booting, "the guest itself");
                 self.processes.clear();
                 self.open = false;
             }
@@ -142,22 +169,39 @@ impl World {
             assert!(up, "up, and yet not: {self:?}, {machine:?}");
         }
         if machine.next().is_none() && machine.state() == State::Standby {
-            assert!(self.processes.is_empty() && self.state_of.is_some(), "asleep, and yet not");
+            let whole = self.state_of.is_some() || machine.is_cold() && self.allowed;
+            assert!(self.processes.is_empty() && whole, "asleep, and yet not");
         }
     }
 
-    fn die(&mut self) -> Machine {
+    fn note(&mut self, machine: &Machine) {
+        (self.noted, self.cold) = (Some(machine.state()), machine.is_cold());
+        self.booting &= self.cold || !machine.greeted();
+    }
+
+    fn die(&mut self, host: bool) -> Machine {
         // The router's part goes with the daemon; the rules in the kernel stay.
         (self.held, self.kept, self.open) = (false, false, false);
+        if host {
+            self.processes.clear();
+            (self.tap, self.fence, self.unusable) = (false, false, self.state_of.is_some());
+        }
         let state = self.noted.unwrap_or(State::Gone);
-        Machine::found(state, !self.processes.is_empty(), self.state_of.is_some())
+        let (process, saved) = (!self.processes.is_empty(), self.state_of.is_some());
+        let lost = !process && !saved && self.allowed && (host || state == State::Standby);
+        Machine::found(state, process, saved, self.cold || lost)
     }
 }
 
 /// Lives one life; gives how it met which act.
 fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
     let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mut world = World { noted: Some(State::Creating), ..World::default() };
+    let mut world = World {
+        noted: Some(State::Creating),
+        incarnation: 1,
+        allowed: chance.of(2) == 0,
+        ..World::default()
+    };
     let mut machine = Machine::create();
     let faulty = chance.of(4);
     for step in 0..120 {
@@ -177,7 +221,12 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
             assert_eq!(world.state_of, None);
         }
         let Some(act) = machine.next() else {
-            world.noted = Some(machine.state());
+            world.note(&machine);
+            if faulty > 0 && chance.of(24) == 0 {
+                *met.entry((format!("{:?}", machine.state()), Fault::HostDies)).or_default() += 1;
+                machine = world.die(true);
+                continue;
+            }
             if machine.is_up() && chance.of(16) == 0 {
                 world.processes.clear();
                 machine.process_gone();
@@ -186,18 +235,21 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
         };
         // A note may fail on a full disk; a sandbox does not fall asleep on that.
         if chance.of(16) > 0 || !machine.greeted() {
-            world.noted = Some(machine.state());
+            world.note(&machine);
         } else if act.puts_to_sleep() {
             machine.failed(act);
             continue;
         }
         let fault = match chance.of(24) {
+            _ if act == Act::Prepare && world.unusable => Fault::Unusable,
             _ if faulty == 0 => Fault::None,
             0 => Fault::Before,
             1 => Fault::After,
             2 => Fault::DiesBefore,
             3 => Fault::DiesAfter,
             4 => Fault::ProcessEnds,
+            5 => Fault::HostDies,
+            6 if act == Act::Prepare => Fault::Unusable,
             _ => Fault::None,
         };
         *met.entry((format!("{act:?}"), fault)).or_default() += 1;
@@ -234,10 +286,19 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
                 }
                 machine.failed(act);
             }
-            Fault::DiesBefore => machine = world.die(),
+            Fault::DiesBefore => machine = world.die(false),
+            Fault::HostDies => machine = world.die(true),
+            Fault::Unusable => {
+                machine.failed(act);
+                if world.allowed {
+                    machine.cool();
+                } else {
+                    machine.lost();
+                }
+            }
             Fault::DiesAfter => {
                 world.perform(act);
-                machine = world.die();
+                machine = world.die(false);
             }
             Fault::ProcessEnds => {
                 let there = !world.processes.is_empty();
@@ -274,13 +335,22 @@ fn arrive(world: &mut World, machine: &mut Machine) {
         world.shut = machine.left() == Left::Process;
         world.check(machine);
         let Some(act) = machine.next() else { return };
+        if act == Act::Prepare && world.unusable {
+            machine.failed(act);
+            if world.allowed {
+                machine.cool()
+            } else {
+                machine.lost()
+            }
+            continue;
+        }
         world.perform(act);
         machine.done(act);
     }
     panic!("a state without an exit: {machine:?}");
 }
 
-/// Promise 63.
+/// Promises 63, 65.
 #[test]
 fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
     let mut met = BTreeMap::new();
@@ -308,6 +378,7 @@ fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
         Act::Unpause,
         Act::Refresh,
         Act::Release,
+        Act::BeginAnew,
         Act::Discard,
         Act::StopProcess,
         Act::LowerFence,
@@ -321,4 +392,9 @@ fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
             assert!(times >= 20, "{act:?} met {fault:?} {times} times");
         }
     }
+    for state in [State::Running, State::Standby] {
+        let times = met.get(&(format!("{state:?}"), Fault::HostDies)).copied().unwrap_or_default();
+        assert!(times >= 20, "the host died {times} times under one that is {state:?}");
+    }
+    assert!(met.get(&("Prepare".to_owned(), Fault::Unusable)).is_some_and(|times| *times >= 20));
 }

@@ -289,22 +289,27 @@ fn while_a_process_made_from_it_may_be_there_it_is_not_woken_again() {
 #[test]
 fn what_an_earlier_daemon_left_is_taken_up_by_what_there_is() {
     use State::{Failed, Resuming, Running, Saving, Standby};
-    for (state, process, saved, first, end) in [
-        (Running, true, false, Some(Act::RaiseFence), Running),
-        (Running, false, false, Some(Act::StopProcess), Failed),
-        (Saving, true, false, Some(Act::RaiseFence), Running),
-        (Saving, true, true, Some(Act::RaiseFence), Running),
-        (Saving, false, true, None, Standby),
-        (Saving, false, false, Some(Act::StopProcess), Failed),
-        (Standby, false, true, None, Standby),
-        (Standby, false, false, Some(Act::StopProcess), Failed),
-        (Resuming, true, true, Some(Act::Discard), Standby),
-        (Resuming, true, false, Some(Act::RaiseFence), Running),
-        (Resuming, false, true, None, Standby),
-        (Resuming, false, false, Some(Act::StopProcess), Failed),
+    for (state, process, saved, cold, first, end) in [
+        (Running, true, false, false, Some(Act::RaiseFence), Running),
+        (Running, false, false, false, Some(Act::StopProcess), Failed),
+        (Running, false, false, true, None, Standby),
+        (Saving, true, false, false, Some(Act::RaiseFence), Running),
+        (Saving, true, true, false, Some(Act::RaiseFence), Running),
+        (Saving, false, true, false, None, Standby),
+        (Saving, false, false, false, Some(Act::StopProcess), Failed),
+        (Saving, false, false, true, None, Standby),
+        (Standby, false, true, false, None, Standby),
+        (Standby, false, false, false, Some(Act::StopProcess), Failed),
+        (Standby, false, false, true, None, Standby),
+        (Resuming, true, true, false, Some(Act::Discard), Standby),
+        (Resuming, true, false, false, Some(Act::RaiseFence), Running),
+        (Resuming, true, false, true, Some(Act::Discard), Standby),
+        (Resuming, false, true, false, None, Standby),
+        (Resuming, false, false, false, Some(Act::StopProcess), Failed),
+        (Resuming, false, false, true, None, Standby),
     ] {
-        let mut machine = Machine::found(state, process, saved);
-        let at = format!("{state:?}, process {process}, saved {saved}");
+        let mut machine = Machine::found(state, process, saved, cold);
+        let at = format!("{state:?}, process {process}, saved {saved}, cold {cold}");
         assert_eq!(machine.next(), first, "{at}");
         run(&mut machine, &[]);
         assert_eq!(machine.state(), end, "{at}");
@@ -312,6 +317,64 @@ fn what_an_earlier_daemon_left_is_taken_up_by_what_there_is() {
         let acts = names(run(&mut machine, &[]));
         assert_eq!(machine.state(), State::Gone, "{at}");
         assert!(end == Failed || acts.contains(&Act::LowerFence), "{at}: {acts:?}");
+    }
+}
+
+const BOOTS: [Act; 6] = [
+    Act::LowerFence,
+    Act::BeginAnew,
+    Act::OpenTap,
+    Act::RaiseFence,
+    Act::StartProcess,
+    Act::GreetAgent,
+];
+
+/// Promise 65.
+#[test]
+fn what_is_left_of_an_incarnation_is_ended_before_the_next_one_boots_from_the_disk() {
+    let mut machine = Machine::cold(false);
+    assert_eq!((machine.next(), machine.state()), (None, State::Standby), "until it is wanted");
+    machine.wake();
+    assert_eq!(machine.state(), State::Resuming);
+    assert_eq!(names(run(&mut machine, &[])), BOOTS);
+    assert_eq!((machine.state(), machine.is_cold()), (State::Running, false));
+    machine.sleep();
+    run(&mut machine, &[]);
+    machine.wake();
+    while machine.next() != Some(Act::Prepare) {
+        let act = machine.next().unwrap();
+        machine.done(act);
+    }
+    machine.failed(Act::Prepare);
+    machine.cool();
+    assert_eq!(machine.state(), State::Resuming, "whoever wanted it still does");
+    let acts = names(run(&mut machine, &[]));
+    assert_eq!((acts[0], &acts[1..]), (Act::Discard, &BOOTS[..]));
+    assert_eq!(machine.state(), State::Running);
+}
+
+/// Promise 65.
+#[test]
+fn a_boot_from_the_disk_that_fails_leaves_it_asleep_and_the_next_one_is_another_incarnation() {
+    for (at, failing) in BOOTS.into_iter().enumerate() {
+        let mut machine = Machine::cold(false);
+        machine.wake();
+        let mut fails = vec![false; at];
+        fails.extend([true; TRIES as usize].iter().take(if at > 3 { 1 } else { 3 }));
+        let acts = names(run(&mut machine, &fails));
+        assert_eq!(machine.state(), State::Standby, "{failing:?}: {acts:?}");
+        assert!(machine.is_cold() && !machine.made.process && !machine.made.open, "{failing:?}");
+        machine.wake();
+        let acts = names(run(&mut machine, &[]));
+        assert!(acts.contains(&Act::BeginAnew), "{failing:?}: {acts:?}");
+        assert_eq!(machine.state(), State::Running, "{failing:?}");
+    }
+    for remove in [Machine::remove, Machine::lost] {
+        let mut machine = Machine::cold(false);
+        remove(&mut machine);
+        let acts = names(run(&mut machine, &[]));
+        assert_eq!(acts.first(), Some(&Act::StopProcess));
+        assert!(acts.contains(&Act::LowerFence));
     }
 }
 

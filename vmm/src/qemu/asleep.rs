@@ -157,13 +157,7 @@ fn meets(machine: &Machine, accel: Accel, qemu: [u64; 3]) -> Result<Meets, Error
     let base = &machine.base;
     let base = fs::metadata(base).map_err(|source| file("look at", base, source))?;
     // A guest's own disk holds what differs from it, block by block.
-    words.push(format!(
-        "image {}:{} of {} bytes from {}",
-        base.dev(),
-        base.ino(),
-        base.len(),
-        base.mtime()
-    ));
+    words.push(format!("image {} of {} bytes from {}", base.ino(), base.len(), base.mtime()));
     if accel == Accel::Kvm {
         words.push(format!("processor {}", processor()));
     }

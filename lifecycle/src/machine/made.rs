@@ -1,0 +1,53 @@
+//! What there is of a sandbox, as facts: each says what exists or may exist. Never what is wanted.
+
+/// Which things of a sandbox exist, or may exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Made {
+    pub(crate) tap: bool,
+    pub(crate) fence: bool,
+    pub(crate) process: bool,
+    pub(crate) files: bool,
+    /// Its memory, which is kept while it may run again.
+    pub(crate) memory: bool,
+    pub(crate) greeted: bool,
+    /// Nothing is delivered to it.
+    pub(crate) held: bool,
+    pub(crate) paused: bool,
+    /// Its connections are values.
+    pub(crate) kept: bool,
+    /// What is not memory was written down whole: there is no process, or one that has not run.
+    pub(crate) saved: bool,
+    /// Nothing of it is left but its disk, from which it boots: whatever process there is, is none yet.
+    pub(crate) cold: bool,
+    /// It is another incarnation already, of which nobody has heard.
+    pub(crate) fresh: bool,
+    /// We have its tap open, for the process that is to come.
+    pub(crate) open: bool,
+    /// Its fence was looked at since it fell asleep.
+    pub(crate) checked: bool,
+    /// It does not know how long it slept.
+    pub(crate) stale: bool,
+}
+
+impl Made {
+    pub(crate) const NOTHING: Self = Self {
+        tap: false,
+        fence: false,
+        process: false,
+        files: false,
+        memory: false,
+        greeted: false,
+        held: false,
+        paused: false,
+        kept: false,
+        saved: false,
+        cold: false,
+        fresh: false,
+        open: false,
+        checked: false,
+        stale: false,
+    };
+    pub(crate) const ANYTHING: Self =
+        Self { tap: true, fence: true, process: true, files: true, memory: true, ..Self::NOTHING };
+    pub(crate) const RUNNING: Self = Self { greeted: true, ..Self::ANYTHING };
+}
