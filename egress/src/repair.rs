@@ -226,6 +226,11 @@ impl Checkpoint {
         length(&self.queued) < self.window.snd_wnd
     }
 
+    /// Whether the far side has sent what was not read.
+    pub(crate) fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
     /// Says that we are done, when it is put back.
     pub(crate) fn end(&mut self) {
         self.done = true;

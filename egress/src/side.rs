@@ -11,8 +11,8 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, MutexGuard};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use nix::libc;
@@ -56,8 +56,24 @@ impl GuestSide {
         Watcher(Arc::clone(&self.shared))
     }
 
+    /// To be called by who has room for what the guest says.
     pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.shared.lock().poll_readable(cx)
+        let mut state = self.shared.lock();
+        match state.poll_readable(cx) {
+            Poll::Pending => self.silent(state),
+            ready => ready,
+        }
+    }
+
+    /// Somebody has room for what the guest says. What it said before it fell asleep wakes it: no socket
+    /// gives that away, and the guest may wait for its room.
+    fn silent<T>(&self, state: MutexGuard<'_, State>) -> Poll<T> {
+        let is_left = state.has_unread();
+        drop(state);
+        if is_left {
+            self.shared.gate.want();
+        }
+        Poll::Pending
     }
 
     /// To be called by who has bytes for the guest.
@@ -274,7 +290,9 @@ impl AsyncRead for GuestSide {
     ) -> Poll<io::Result<()>> {
         let mut state = self.shared.lock();
         loop {
-            ready!(state.poll_readable(cx))?;
+            if state.poll_readable(cx)?.is_pending() {
+                return self.silent(state);
+            }
             let (room, before) = (buf.remaining(), buf.filled().len());
             let taken = if state.guest_done {
                 let fresh = buf.initialize_unfilled();

@@ -225,6 +225,11 @@ impl State {
         }
     }
 
+    /// Whether the guest sleeps and has said what nobody has read.
+    pub(super) fn has_unread(&self) -> bool {
+        matches!(&self.held, Held::Kept(checkpoint) if checkpoint.has_unread())
+    }
+
     pub(super) fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &self.held {
             Held::Open(_) | Held::Kept(_) if !self.delivering => self.wait(Who::Writer, cx),

@@ -17,9 +17,9 @@ use crate::peers::soon;
 use crate::place::{ORIGIN, Place, limits, run, run_within};
 use crate::requests::exchange;
 
-const RULES: &str = "[[rule]]\nallow = [\"93.184.216.34\"]\nports = [2525]\n\
+pub(crate) const RULES: &str = "[[rule]]\nallow = [\"93.184.216.34\"]\nports = [2525]\n\
     [[rule]]\nallow = [\"web.example.com\"]\n";
-const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 const STOPPED: &str = "add table ip stopped; \
     add chain ip stopped i { type filter hook input priority 0; policy drop; }; \
     add chain ip stopped o { type filter hook output priority 0; policy drop; }";
@@ -67,7 +67,7 @@ async fn drain(mut from: impl AsyncRead + Unpin, seed: u64) -> usize {
 }
 
 /// The guest is held and stopped, and its connections are values.
-async fn lie_down(place: &Place) -> Held {
+pub(crate) async fn lie_down(place: &Place) -> Held {
     place.router.hold(place.slot).await.expect("held");
     place.in_guest(&["nft", STOPPED]);
     let held = place.router.checkpoint(place.slot).await.expect("kept");
@@ -76,19 +76,19 @@ async fn lie_down(place: &Place) -> Held {
 }
 
 /// The connections are back, and the guest goes on.
-async fn get_up(place: &Place) -> Held {
+pub(crate) async fn get_up(place: &Place) -> Held {
     let held = place.router.rebuild(place.slot).await.expect("put back");
     place.in_guest(&["nft", "delete table ip stopped"]);
     place.router.release(place.slot).await.expect("released");
     held
 }
 
-fn kept(kept: usize) -> Held {
+pub(crate) fn kept(kept: usize) -> Held {
     Held { kept, ended: 0 }
 }
 
 /// Both ends of a connection of the guest to the origin.
-async fn connected(place: &Place, origin: &TcpListener) -> (TcpStream, TcpStream) {
+pub(crate) async fn connected(place: &Place, origin: &TcpListener) -> (TcpStream, TcpStream) {
     let mut guest = soon(place.dial(ORIGIN, 2525)).await.expect("connected");
     guest.write_all(&[0; 5]).await.expect("sent");
     let (mut far, _) = soon(origin.accept()).await.expect("accepted");
@@ -113,7 +113,7 @@ async fn is_reset(stream: &mut TcpStream) -> bool {
     }
 }
 
-async fn is_wanted(place: &Place) -> bool {
+pub(crate) async fn is_wanted(place: &Place) -> bool {
     timeout(Duration::from_millis(200), place.router.wanted(place.slot)).await.is_ok()
 }
 

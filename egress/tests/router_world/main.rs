@@ -7,6 +7,7 @@
     reason = "a test ends where the world is not as it must be"
 )]
 
+mod stuck;
 mod asleep;
 mod datagrams;
 mod peers;
