@@ -42,8 +42,6 @@ pub(crate) struct Sleeper {
 }
 
 impl Sleeper {
-    pub(crate) const NAME: &str = "sleeper";
-
     /// What a stage's daemon must be told for it.
     pub(crate) fn config() -> String {
         let image = machine::image().display().to_string();
@@ -52,13 +50,14 @@ impl Sleeper {
 
     /// Boots it on such a stage; a connection to its server, which gives back what it gets.
     pub(crate) fn start(stage: &Stage) -> UnixStream {
-        let wanted = json!({ "name": Self::NAME, "driver": "qemu" }).to_string();
+        let name = stage.machine_name();
+        let wanted = json!({ "name": name, "driver": "qemu" }).to_string();
         let made = stage.api("POST", "/v1/sandboxes", "application/json", &wanted);
         assert_eq!(made.status, 201, "{}", made.json);
-        let words = ["exec", Self::NAME, "--", "sh", "-c", ECHO];
+        let words = ["exec", &name, "--", "sh", "-c", ECHO];
         let echo = stage.command(&words).output().expect("exec");
         assert!(echo.status.success(), "{}", String::from_utf8_lossy(&echo.stderr));
-        let line = stage.connect(Self::NAME, 7000);
+        let line = stage.connect(&name, 7000);
         line.set_read_timeout(Some(PATIENCE)).expect("a time limit");
         line
     }
@@ -91,7 +90,8 @@ impl Sleeper {
     }
 
     fn pid(&self) -> u32 {
-        let shown = self.stage.api("GET", &format!("/v1/sandboxes/{}", Self::NAME), "", "");
+        let shown =
+            self.stage.api("GET", &format!("/v1/sandboxes/{}", self.stage.machine_name()), "", "");
         let pid = shown.json["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
         pid.expect("its process")
     }
@@ -104,7 +104,7 @@ pub(crate) fn standby(rounds: usize) {
         sleeper.answer();
         let pid = sleeper.pid();
         held.push(gauge::memory(pid) as f64 / 1048576.0);
-        asleep.push(sleeper.verb(Sleeper::NAME, "standby"));
+        asleep.push(sleeper.verb(&sleeper.stage.machine_name(), "standby"));
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "its process is gone");
     }
     let external = by_hooks(&sleeper, rounds, "standby");
@@ -126,7 +126,7 @@ pub(crate) fn resume(rounds: usize) {
     let mut sleeper = Sleeper::boot();
     let (mut awake, mut woken) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        sleeper.verb(Sleeper::NAME, "standby");
+        sleeper.verb(&sleeper.stage.machine_name(), "standby");
         woken.push(sleeper.answer());
         awake.push(sleeper.answer());
     }

@@ -14,7 +14,7 @@ use policy::Slot;
 use serde_json::{Value, json};
 use world::daemon::{Daemon, program};
 use world::nameserver::Nameserver;
-use world::netns::{DIRECTORY_PREFIX, Netns, run};
+use world::netns::{DIRECTORY_PREFIX, MACHINE_PREFIX, Netns, run};
 use world::poll::eventually;
 
 use crate::machine::Machine;
@@ -125,6 +125,11 @@ impl Stage {
         let status = text.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
         let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
         Answer { status, json: serde_json::from_str(body).unwrap_or_default() }
+    }
+
+    /// The name for its one microVM, by which that is found and ended.
+    pub(crate) fn machine_name(&self) -> String {
+        format!("{MACHINE_PREFIX}-{}", self.host.number())
     }
 
     /// The program `postern` as a client of this daemon.

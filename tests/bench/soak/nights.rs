@@ -63,7 +63,7 @@ fn nights_of_guest(
 ) -> (u32, Vec<String>) {
     let (mut nights, mut due) = (0, Instant::now());
     while !stop.load(Ordering::Relaxed) {
-        if let Err(problem) = turn(stage, Sleeper::NAME, "standby") {
+        if let Err(problem) = turn(stage, &stage.machine_name(), "standby") {
             return (nights, vec![problem]);
         }
         let said = format!("{nights:032}");
