@@ -6,6 +6,7 @@
 mod sandboxes;
 mod rest;
 mod policies;
+mod usage;
 mod events;
 mod node;
 mod question;
@@ -140,6 +141,7 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(policies::set_mode_of_tenant))
         .routes(routes!(policies::of_platform, policies::set_of_platform))
         .routes(routes!(policies::add_to_platform))
+        .routes(routes!(usage::usage))
         .routes(routes!(events::events))
         .routes(routes!(node::health))
         .routes(routes!(node::openapi))

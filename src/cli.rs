@@ -12,6 +12,7 @@ mod tap;
 mod inspect;
 mod policy;
 mod events;
+mod usage;
 mod node;
 mod screen;
 
@@ -114,6 +115,8 @@ enum Errand {
     Policy(policy::Policy),
     /// Show what was decided, and go on showing it.
     Events(events::Events),
+    /// Show what sandboxes have used: time, processors, memory, bytes.
+    Usage(usage::Usage),
     /// Check whether this machine can serve.
     Doctor(node::Local),
     /// Print the OpenAPI description of the control API.
@@ -164,6 +167,7 @@ impl Errand {
             Self::Tap(tap) => return tap.run(client).await,
             Self::Policy(policy) => return policy.run(client, screen).await,
             Self::Events(events) => events.run(client, screen).await?,
+            Self::Usage(usage) => usage.run(client, screen).await?,
             Self::Doctor(local) => return local.doctor(screen).await,
             Self::Openapi => node::openapi(screen)?,
             Self::Completions(completions) => completions.run(screen)?,
@@ -248,6 +252,8 @@ mod tests {
             "postern policy explain demo https://api.github.com/ --method GET --path /x",
             "postern events --follow --sandbox demo --code no-rule",
             "postern events --since 10m --egress 198.51.100.10:40222",
+            "postern usage --since 30d --by tenant",
+            "postern usage --sandbox demo --destinations --until 2026-01-31T12:00:00Z --json",
             "postern doctor --json",
             "postern openapi",
             "postern completions bash",

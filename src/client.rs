@@ -285,6 +285,23 @@ fn broken(
     Error::Conversation { doing, source: source.into() }
 }
 
+/// The pairs of a query that have a value, percent-encoded.
+#[must_use]
+pub fn query(pairs: &[(&str, &Option<String>)]) -> String {
+    let given = pairs.iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
+    given.map(|(key, value)| format!("{key}={}", escaped(value))).collect::<Vec<_>>().join("&")
+}
+
+/// Percent-encodes all but the unreserved characters (RFC 3986 section 2.3).
+fn escaped(text: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
+    let one = |byte: u8| match plain(&byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    text.bytes().map(one).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

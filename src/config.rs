@@ -70,6 +70,8 @@ section! {
         sleep: Sleep = Sleep::default(),
         /// The record of every decision.
         audit: Audit = Audit::default(),
+        /// What sandboxes have used, for who pays.
+        usage: Usage = Usage::default(),
         /// What the daemon says about itself.
         log: Log = Log::default(),
     }
@@ -274,6 +276,17 @@ section! {
 }
 
 section! {
+    /// What sandboxes have used, hour by hour, in `usage.db` in `state_dir`.
+    Usage {
+        /// How long the hours of the past are kept.
+        keep: Span = Span::seconds(400 * 86_400),
+        /// Rows that tell sandboxes and destinations apart; of more, the oldest of whoever has most become
+        /// sums.
+        rows: u64 = 1_000_000,
+    }
+}
+
+section! {
     /// The daemon's own log, on standard error.
     Log {
         /// What is said: `error`, `warn`, `info`, `debug`, or per module as in `info,egress=debug`.
@@ -389,6 +402,7 @@ impl Config {
                 max_life: self.sleep.max_life.map(|span| span.0),
                 cold_boot: self.sleep.cold_boot,
             },
+            usage: lifecycle::UsageBounds { keep: self.usage.keep.0, rows: self.usage.rows },
             wakes: self.sleep.wakes,
             wake_deadline: self.sleep.wake_timeout.0,
             hooks: vmm::Hooks {

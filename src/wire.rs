@@ -2,6 +2,8 @@
 //!
 //! A field once published keeps its name and meaning; new ones may be added to answers.
 
+mod usage;
+
 use std::net::IpAddr;
 
 use policy::{Revision, SandboxName, TenantName};
@@ -12,6 +14,8 @@ use utoipa::ToSchema;
 
 use crate::problem::Problem;
 use crate::units::{Size, Span};
+
+pub use crate::wire::usage::{Carried, Usage, UsageBy, Used};
 
 /// The tenant of who names none.
 pub const DEFAULT_TENANT: &str = "default";

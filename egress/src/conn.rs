@@ -21,6 +21,7 @@ use crate::dial::Dialed;
 use crate::flows::{Basis, Cut, Flow};
 use crate::guest::{Guest, Passed};
 use crate::http;
+use crate::meter::Meter;
 use crate::questions;
 use crate::refuse::{self, Refusal};
 use crate::side::GuestSide;
@@ -94,9 +95,11 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
     match way {
         Ok(Way::Tunnel(open, flight)) => {
             // The policy it passed by is let go: it may be replaced long before this ends.
-            let Open { dialed, account, passed: _ } = *open;
-            let Dialed { stream: far, port, .. } = dialed;
-            carry(&guest, &flow, stream, far, Box::new(account), flight).await;
+            let Open { dialed, account, passed } = *open;
+            let Dialed { stream: far, port, remote, .. } = dialed;
+            let meter = guest.meter.towards(&passed.judged.place(remote));
+            drop(passed);
+            carry(&guest, &flow, stream, far, (Box::new(account), meter), flight).await;
             drop(port);
         }
         Ok(Way::Requests(flight)) => {
@@ -295,14 +298,14 @@ async fn carry(
     flow: &Flow,
     stream: GuestSide,
     far: TcpStream,
-    mut account: Box<Account>,
+    (mut account, meter): (Box<Account>, Meter),
     flight: Bytes,
 ) {
     let cut = async {
         flow.cut().await;
     };
-    let Guest { limits, meter, pool, .. } = guest;
-    let ended = tunnel(stream, far, flight, limits, meter, pool, cut).await;
+    let Guest { limits, pool, .. } = guest;
+    let ended = tunnel(stream, far, flight, limits, &meter, pool, cut).await;
     account.record.bytes_out = Some(ended.bytes_out);
     account.record.bytes_in = Some(ended.bytes_in);
     account.record.detail = ended.why.detail().map(str::to_owned);

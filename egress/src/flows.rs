@@ -118,6 +118,15 @@ impl Judged {
         }
     }
 
+    /// What its bytes are counted under: the name that it was let through to, or else the address. A name
+    /// that the guest only claims is none.
+    pub(crate) fn place(&self, dialed: SocketAddr) -> String {
+        match &self.target {
+            Target::Name(host) => host.as_str().to_owned(),
+            Target::Address(_) => dialed.ip().to_string(),
+        }
+    }
+
     /// Judges it again: the permit by which it may stay open.
     pub(crate) fn again(&self, policy: &Compiled, own: &OwnAddresses) -> Result<Permit, Denial> {
         let permit = match self.basis.judge(policy, self.destination) {

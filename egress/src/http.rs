@@ -176,6 +176,7 @@ async fn carry(
     flight: Bytes,
     Switched { far, ending }: Switched,
 ) {
+    let meter = far.meter.clone();
     let begin = async {
         let (far, early, port) = far.into_switched().await?;
         guest.gate.within(guest.limits.idle, stream.write_all(&early)).await?.ok()?;
@@ -190,8 +191,8 @@ async fn carry(
     let cut = async {
         flow.cut().await;
     };
-    let Guest { limits, meter, pool, .. } = guest;
-    ending.tunnelled(tunnel(stream, far, flight, limits, meter, pool, cut).await);
+    let Guest { limits, pool, .. } = guest;
+    ending.tunnelled(tunnel(stream, far, flight, limits, &meter, pool, cut).await);
     drop(port);
 }
 

@@ -45,7 +45,7 @@ pub mod error;
 pub use error::Error;
 pub use flows::Rejudged;
 pub use limits::Limits;
-pub use meter::Meter;
+pub use meter::{Carried, Meter};
 pub use repair::Remains;
 pub use router::{Activity, Attachment, Config, Detached, Held, Router};
 pub use side::GuestSide;

@@ -101,7 +101,7 @@ impl Desk {
         let known = locked(&self.table).find(key);
         // It came before its session's socket was there.
         if let Some(session) = known {
-            return session.send(&self.guest.meter, payload);
+            return session.send(payload);
         }
         if let Err(refusal) = self.open(key, payload).await {
             self.tell(key, Why::of(&refusal));
@@ -148,9 +148,10 @@ impl Desk {
         let near = near.map_err(|error| because(Code::Limit).detailed(error))?;
         guest.confirm(&flow, &mut passed, far.remote)?;
         let account = Account::open(guest, &flow, Kind::Connection, &passed, far.egress, |_| ());
-        let session = Arc::new(Session::new(near, far.socket, far.port, flow));
+        let meter = guest.meter.towards(&passed.judged.place(far.remote));
+        let session = Arc::new(Session::new((near, far.socket), far.port, flow, meter));
         locked(&self.table).insert(key, &session);
-        session.send(&guest.meter, payload);
+        session.send(payload);
         tokio::spawn(Arc::clone(self).carry(key, session, account));
         Ok(())
     }
@@ -159,7 +160,7 @@ impl Desk {
     async fn carry(self: Arc<Self>, key: Key, session: Arc<Session>, mut account: Account) {
         let guest = &self.guest;
         let tell = |why| self.tell(key, why);
-        let ended = session.carry(&guest.meter, guest.limits.udp_idle, tell).await;
+        let ended = session.carry(guest.limits.udp_idle, tell).await;
         locked(&self.table).remove(key, &session);
         if let End::Cut(Cut::Denied(_)) = ended {
             self.tell(key, Why::Prohibited);

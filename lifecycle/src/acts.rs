@@ -225,6 +225,12 @@ impl Acts {
         Ok(())
     }
 
+    /// The files of a sandbox that sleeps: its memory and its state.
+    pub(crate) fn kept_in(&self, record: &Record) -> [PathBuf; 2] {
+        let machine = self.describe(record);
+        [machine.memory, machine.state]
+    }
+
     fn describe(&self, record: &Record) -> vmm::Machine {
         describe(&self.config, record)
     }

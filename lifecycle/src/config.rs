@@ -37,6 +37,8 @@ pub struct Config {
     pub uid_base: u32,
     /// How long sandboxes live and what becomes of idle ones, where nothing else is asked for.
     pub terms: DefaultTerms,
+    /// How the accounts are bounded.
+    pub usage: UsageBounds,
     /// How many sandboxes are woken at once; others wait their turn.
     pub wakes: usize,
     /// How long whoever wants something of a sandbox that sleeps waits for it.
@@ -57,4 +59,14 @@ pub struct Quota {
     pub vcpus: u64,
     /// Bytes that the disks of microVMs of ours can grow to.
     pub disk: u64,
+}
+
+/// How the accounts are bounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageBounds {
+    /// How long the hours of the past are kept.
+    pub keep: Duration,
+    /// Rows that tell sandboxes and destinations apart; with more, those of whoever has most are joined, the
+    /// oldest first.
+    pub rows: u64,
 }

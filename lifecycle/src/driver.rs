@@ -24,10 +24,11 @@ use crate::idle::Why;
 use crate::machine::{Act, Left, Machine};
 use crate::policies::Policies;
 use crate::reason::Reason;
-use crate::sandbox::{Driver, Progress, Sandbox};
+use crate::sandbox::{Progress, Sandbox};
 use crate::state::State;
 use crate::store::{Record, Store};
 use crate::threads::locked;
+use crate::usage::Tab;
 
 pub use crate::driver::rest::Call;
 pub(crate) use crate::driver::rest::{Calls, Reply, Rest, Shown};
@@ -84,6 +85,7 @@ pub(crate) struct Task {
     pub(crate) forced: Arc<AtomicBool>,
     pub(crate) published: watch::Sender<Published>,
     pub(crate) rest: Rest,
+    pub(crate) tab: Tab,
     /// Where it rested last.
     pub(crate) arrived: Option<State>,
     /// How often it had booted from its disk alone then.
@@ -336,25 +338,6 @@ impl Task {
         }
     }
 
-    /// What of it is given up, for who removes it by force.
-    fn left(&self) -> Option<String> {
-        let slot = self.record.slot;
-        match self.machine.left() {
-            _ if !self.machine.is_forced() => None,
-            Left::Nothing => None,
-            Left::Network => Some(format!(
-                "its tap or parts of its fence; slot {slot} is kept from use until they are gone"
-            )),
-            Left::Process if self.record.driver == Driver::External => Some(format!(
-                "its guest, which no hook has ended; slot {slot} is kept from use until this host \
-                 boots anew"
-            )),
-            Left::Process => Some(format!(
-                "its process, which would not end; slot {slot} is kept from use until it has"
-            )),
-        }
-    }
-
     /// Rests where the machine has arrived; gives whether the journey goes on.
     async fn settle(&mut self) -> bool {
         let state = self.machine.state();
@@ -398,6 +381,7 @@ impl Task {
     }
 
     pub(crate) fn publish(&self, doing: Option<Act>) {
+        self.tab.see(self.machine.state(), &self.record);
         let pid = self.record.process.as_ref().and_then(|process| Some(process.host.as_ref()?.pid));
         let left = self.left();
         self.published.send_modify(|seen| {

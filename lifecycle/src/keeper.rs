@@ -4,6 +4,7 @@
 //! never about whoever has its name by then. A journey that a caller began goes on when the caller goes
 //! away.
 
+mod accounts;
 mod birth;
 mod found;
 mod rest;
@@ -35,6 +36,7 @@ use crate::slots::{Slots, Stuck};
 use crate::state::State;
 use crate::store::{Record, Store};
 use crate::threads::{joined, locked};
+use crate::usage::Ledger;
 
 pub use found::{Found, Holder};
 
@@ -55,7 +57,9 @@ struct Shared {
     trail: Trail,
     handles: Mutex<BTreeMap<SandboxName, Handle>>,
     slots: Slots,
+    ledger: Ledger,
     _clearing: AbortOnDropHandle<()>,
+    _accounting: AbortOnDropHandle<()>,
     /// Turns of those that are woken at once.
     wakes: Arc<Semaphore>,
     /// One birth at a time takes a name and a slot.
@@ -70,6 +74,9 @@ impl Keeper {
     pub async fn open(config: Config, router: Router, trail: Trail) -> Result<Self, Error> {
         let store = Store::open(&config.state_dir.join("postern.db"))?;
         let policies = Arc::new(Policies::open(store.clone()).await?);
+        let accounts = config.state_dir.join("usage.db");
+        let ledger = Ledger::open(&accounts, config.usage, router.clone()).await?;
+        let accounting = ledger.clone().run();
         let config = Arc::new(config);
         let hypervisors = Arc::new(Hypervisors::new(&config));
         let slots = Slots::new(config.slots, config.hold_down);
@@ -79,6 +86,8 @@ impl Keeper {
         let wakes = Arc::new(Semaphore::new(config.wakes.max(1)));
         let keeper = Self(Arc::new(Shared {
             _clearing: AbortOnDropHandle::new(tokio::spawn(clearing)),
+            _accounting: AbortOnDropHandle::new(tokio::spawn(accounting)),
+            ledger,
             slots,
             config,
             router,
@@ -92,6 +101,7 @@ impl Keeper {
             drivers: TaskTracker::new(),
         }));
         keeper.reconcile().await?;
+        keeper.0.ledger.settled().await;
         // What guests run on is found out by trying, which takes a second where KVM only pretends.
         let hypervisors = keeper.0.hypervisors.clone();
         tokio::spawn(async move { hypervisors.warm().await });
@@ -204,6 +214,7 @@ impl Keeper {
         self.0.drivers.close();
         locked(&self.0.handles).clear();
         self.0.drivers.wait().await;
+        self.0.ledger.close().await;
     }
 
     fn handle(&self, name: &SandboxName) -> Result<Handle, Error> {
@@ -254,6 +265,7 @@ impl Keeper {
             shared.hypervisors.clone(),
             policy.clone(),
         );
+        let tab = shared.ledger.tab(&record, machine.state(), acts.kept_in(&record));
         let (forced, booted) = (Arc::<AtomicBool>::default(), record.cold.boots);
         let handle = Handle {
             record: record.clone(),
@@ -277,6 +289,7 @@ impl Keeper {
             forced,
             published,
             rest,
+            tab,
             arrived: None,
             booted,
         };

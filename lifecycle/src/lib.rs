@@ -15,6 +15,7 @@ mod policies;
 mod acts;
 mod machine;
 mod idle;
+pub mod usage;
 mod slots;
 mod store;
 mod sandbox;
@@ -27,7 +28,7 @@ mod reason;
 mod error;
 
 pub use cold::ColdBoot;
-pub use config::{Config, Quota};
+pub use config::{Config, Quota, UsageBounds};
 pub use driver::Call;
 pub use error::{Error, Field};
 pub use keeper::{Found, Holder, Keeper};

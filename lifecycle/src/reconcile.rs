@@ -179,6 +179,7 @@ mod tests {
                 max_life: None,
                 cold_boot: ColdBoot::Allowed,
             },
+            usage: crate::config::UsageBounds { keep: Duration::ZERO, rows: 0 },
             wakes: 1,
             wake_deadline: Duration::ZERO,
         }));

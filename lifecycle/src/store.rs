@@ -334,7 +334,7 @@ impl Store {
 }
 
 impl Error {
-    fn store(
+    pub(crate) fn store(
         doing: &'static str,
         path: &Path,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,

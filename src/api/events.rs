@@ -160,7 +160,7 @@ fn cursor(text: &str) -> Result<Cursor, Problem> {
     })
 }
 
-fn moment(field: &str, text: &str, now: SystemTime) -> Result<SystemTime, Problem> {
+pub(crate) fn moment(field: &str, text: &str, now: SystemTime) -> Result<SystemTime, Problem> {
     let ago = |span: Span| now.checked_sub(span.0);
     let read = match text.parse() {
         Ok(span) => ago(span),
@@ -172,7 +172,7 @@ fn moment(field: &str, text: &str, now: SystemTime) -> Result<SystemTime, Proble
     })
 }
 
-fn choice<T: DeserializeOwned>(
+pub(crate) fn choice<T: DeserializeOwned>(
     field: &str,
     text: &str,
     known: impl IntoIterator<Item = &'static str> + Clone,

@@ -362,7 +362,7 @@ fn mebibytes(memory: Size) -> Result<u32, Problem> {
     })
 }
 
-fn rfc3339(time: SystemTime) -> Option<String> {
+pub(crate) fn rfc3339(time: SystemTime) -> Option<String> {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     let time = OffsetDateTime::from_unix_timestamp(since.as_secs().try_into().ok()?).ok()?;
     time.format(&Rfc3339).ok()

@@ -6,6 +6,7 @@ mod description;
 mod refusals;
 mod rest;
 mod untimely;
+mod usage;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -5,7 +5,7 @@ use policy::AuditRecord;
 use policy::audit::Outcome;
 
 use crate::cli::screen::Screen;
-use crate::client::{Client, Content};
+use crate::client::{Client, Content, query};
 use crate::error::Error;
 
 #[derive(Debug, clap::Args)]
@@ -79,19 +79,8 @@ impl Events {
             ("before", &self.before),
             ("limit", &limit),
         ];
-        let given = pairs.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
-        given.map(|(key, value)| format!("{key}={}", escaped(value))).collect::<Vec<_>>().join("&")
+        query(&pairs)
     }
-}
-
-/// Percent-encodes all but the unreserved characters (RFC 3986 section 2.3).
-fn escaped(text: &str) -> String {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
-    let one = |byte: u8| match plain(&byte) {
-        true => char::from(byte).to_string(),
-        false => format!("%{byte:02X}"),
-    };
-    text.bytes().map(one).collect()
 }
 
 /// One record in one line: when, what, why, who, whereto, by which rule.
@@ -145,7 +134,8 @@ mod tests {
 
     #[test]
     fn a_query_carries_any_text_unharmed() {
-        assert_eq!(escaped("a-b_c.d~1"), "a-b_c.d~1");
-        assert_eq!(escaped("[::1]:80&x=ü"), "%5B%3A%3A1%5D%3A80%26x%3D%C3%BC");
+        let one = |text: &str| query(&[("k", &Some(text.to_owned())), ("none", &None)]);
+        assert_eq!(one("a-b_c.d~1"), "k=a-b_c.d~1");
+        assert_eq!(one("[::1]:80&x=ü"), "k=%5B%3A%3A1%5D%3A80%26x%3D%C3%BC");
     }
 }

@@ -83,6 +83,7 @@ impl Config {
             ("qemu.vcpus", u64::from(self.qemu.vcpus), 1, 32),
             ("qemu.uid_base", u64::from(self.qemu.uid_base), 1000, 4_000_000_000),
             ("audit.queue", wide(self.audit.queue), 16, 1 << 24),
+            ("usage.rows", self.usage.rows, 1_000, 100_000_000),
             ("sleep.wakes", wide(self.sleep.wakes), 1, 1 << 10),
         ] {
             if !(least..=most).contains(&given) {
@@ -122,6 +123,12 @@ impl Config {
                 return Err(Problem::invalid(field, &span.to_string(), "is out of range")
                     .fix("use 1ms to 10m"));
             }
+        }
+        if self.usage.keep < Span::seconds(3600) || self.usage.keep > Span::seconds(3650 * 86_400) {
+            let keep = self.usage.keep.to_string();
+            return Err(
+                Problem::invalid("usage.keep", &keep, "is out of range").fix("use 1h to 3650d")
+            );
         }
         let spans = [
             ("sleep.idle_after", Some(self.sleep.idle_after)),

@@ -66,6 +66,8 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
         ("[dns]\ntimeout = 5".into(), "dns.timeout", 2, "a string"),
         ("[dns]\ntimeout = \"0s\"".into(), "dns.timeout", 2, "1ms"),
         ("[dns]\nupstreams = [\"1.1.1.1\"]".into(), "dns.upstreams[0]", 2, "192.0.2.53:53"),
+        ("[usage]\nkeep = \"5m\"".into(), "usage.keep", 2, "1h to 3650d"),
+        ("[usage]\nrows = 10".into(), "usage.rows", 2, "1000 to"),
         ("[dns]\nattempts = 0".into(), "dns.attempts", 2, "1 to 10"),
         (
             "[egress]\naddresses = [\n\"192.0.2.1\",\n\"192.0.2.2\"]".into(),

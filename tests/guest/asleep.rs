@@ -82,6 +82,29 @@ impl Sleeper {
         (numbers.next().expect("a process"), numbers.next().expect("a count"))
     }
 
+    /// Promise 67: what it is charged for, of one that sleeps and has run.
+    fn costs_less_asleep(&self) {
+        let used = || {
+            let told = self.world.api("GET", &format!("/v1/usage?sandbox={}", self.name), &[]);
+            let row = told.json.pointer("/rows/0").cloned().unwrap_or_default();
+            let number = |field: &str| row.get(field).and_then(Value::as_f64).expect("a number");
+            [
+                "running_seconds",
+                "cpu_seconds",
+                "resident_mib_seconds",
+                "standby_seconds",
+                "saved_mib_seconds",
+            ]
+            .map(number)
+        };
+        let [running, cpu, resident, standby, saved] = used();
+        assert!(running > 0.0 && cpu > 0.0 && resident > 0.0 && standby > 0.0);
+        std::thread::sleep(Duration::from_secs(3));
+        let later = used();
+        assert_eq!(later[..3], [running, cpu, resident], "of its process there is nothing to pay");
+        assert!(later[3] >= standby + 3.0 && later[4] > saved, "its files are: {later:?}");
+    }
+
     /// Processes that bear its name.
     pub(crate) fn processes(&self) -> usize {
         let name = format!("-name postern-{}( |$)", self.name);
@@ -90,7 +113,7 @@ impl Sleeper {
     }
 }
 
-/// Promise 62.
+/// Promises 62, 67.
 #[test]
 fn an_idle_guest_sleeps_and_a_command_wakes_it_with_its_memory_as_it_was() {
     let sleeper = Sleeper::boot(&["--on-idle", "standby", "--idle-after", "4s"]);
@@ -121,6 +144,7 @@ fn an_idle_guest_sleeps_and_a_command_wakes_it_with_its_memory_as_it_was() {
         assert_eq!(sleeper.processes(), 1);
     }
     sleeper.world.cli(&["standby", &sleeper.name]).ok();
+    sleeper.costs_less_asleep();
     sleeper.world.cli(&["rm", &sleeper.name]).ok();
     let left = sleeper.world.dir().join("state/sandboxes").join(&sleeper.name);
     assert!(!left.exists(), "what it was is gone");

@@ -48,4 +48,5 @@ mod tls;
 mod udp;
 mod unreadable;
 mod uplink;
+mod usage;
 mod writes;

@@ -269,6 +269,18 @@ impl HostProcess {
         let seen = stat(self.pid).filter(|seen| seen.start_time == self.start_time)?;
         Some(Duration::from_millis(seen.ticks.saturating_mul(1000 / TICKS)))
     }
+
+    /// Bytes of memory that it holds now, its guest's among them, whoever else holds them too; none when it
+    /// is gone.
+    #[must_use]
+    pub fn resident(&self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        // Asked afterwards: what was read is this one's then.
+        stat(self.pid).filter(|seen| seen.start_time == self.start_time)?;
+        let held = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        let kib: u64 = held.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib.saturating_mul(1024))
+    }
 }
 
 /// Which boot of the host this is; none where the kernel does not say.

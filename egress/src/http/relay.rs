@@ -36,6 +36,7 @@ use crate::guest::{Guest, Passed};
 use crate::http::BESIDE;
 use crate::http::wire::{Traffic, Wire};
 use crate::limits::Limits;
+use crate::meter::Meter;
 use crate::ports::Port;
 use crate::refuse;
 use crate::side::Gate;
@@ -62,6 +63,8 @@ pub(super) struct Far {
     /// Whether it has carried a request before.
     pub(super) used: bool,
     pub(super) traffic: Arc<Traffic>,
+    /// Counts what passes here.
+    pub(super) meter: Meter,
     target: Target,
     policy: Arc<Compiled>,
     /// Whether a request asks for another protocol.
@@ -205,7 +208,8 @@ impl Relay {
         guest: &Guest,
         flow: &Arc<Flow>,
     ) -> io::Result<Far> {
-        let wire = Wire::metered(dialed.stream, guest.meter.clone());
+        let meter = guest.meter.towards(&passed.judged.place(dialed.remote));
+        let wire = Wire::metered(dialed.stream, meter.clone());
         let traffic = wire.traffic();
         let most = buffers::heap(flow.rank());
         let (sender, connection) = http1::Builder::new()
@@ -236,6 +240,7 @@ impl Relay {
             egress: dialed.egress,
             used: false,
             traffic,
+            meter,
             target: passed.permit.target().clone(),
             policy: Arc::clone(&passed.policy),
             switching,

@@ -33,6 +33,7 @@ pub(crate) struct Session {
     outward: Tally,
     inward: Tally,
     evicted: CancellationToken,
+    meter: Meter,
     /// That of the far socket.
     _port: Port,
     /// After the sockets, which are closed first: a cut is over when nobody holds this.
@@ -60,8 +61,13 @@ pub(crate) enum End {
 }
 
 impl Session {
-    /// From the socket towards the guest and the one towards the outside.
-    pub(crate) fn new(near: UdpSocket, far: UdpSocket, port: Port, flow: Arc<Flow>) -> Self {
+    /// From the socket towards the guest and the one towards the outside, whose bytes the meter counts.
+    pub(crate) fn new(
+        (near, far): (UdpSocket, UdpSocket),
+        port: Port,
+        flow: Arc<Flow>,
+        meter: Meter,
+    ) -> Self {
         Self {
             near,
             far,
@@ -70,20 +76,21 @@ impl Session {
             outward: Tally::default(),
             inward: Tally::default(),
             evicted: CancellationToken::new(),
+            meter,
             _port: port,
             flow,
         }
     }
 
     /// Sends one datagram of the guest out, unless the session was cut.
-    pub(crate) fn send(&self, meter: &Meter, payload: &[u8]) {
+    pub(crate) fn send(&self, payload: &[u8]) {
         let sent = self.may() && socket::push(&self.far, payload);
         let bytes = u64::try_from(payload.len()).unwrap_or_default();
         let moved = match sent {
             true => Moved { datagrams: 1, bytes, ..Moved::default() },
             false => Moved { unsent: 1, ..Moved::default() },
         };
-        self.sent(meter, moved);
+        self.sent(moved);
     }
 
     /// When its last datagram passed.
@@ -103,14 +110,14 @@ impl Session {
     }
 
     /// Carries datagrams until it ends. `tell` hears of what outside says about those of the guest.
-    pub(crate) async fn carry(&self, meter: &Meter, patience: Duration, tell: impl Fn(Why)) -> End {
+    pub(crate) async fn carry(&self, patience: Duration, tell: impl Fn(Why)) -> End {
         let mut silence = std::pin::pin!(sleep_until(self.begun + patience));
         loop {
             let busy = tokio::select! {
                 biased;
                 cut = self.flow.cut() => return End::Cut(cut),
                 () = self.evicted.cancelled() => return End::Evicted,
-                busy = self.turn(meter, &tell) => busy,
+                busy = self.turn(&tell) => busy,
                 () = &mut silence => {
                     let over = self.last() + patience;
                     if over <= Instant::now() {
@@ -127,11 +134,11 @@ impl Session {
     }
 
     /// Waits until there is something to move, and moves a batch of it; says whether there is more.
-    async fn turn(&self, meter: &Meter, tell: &impl Fn(Why)) -> bool {
+    async fn turn(&self, tell: &impl Fn(Why)) -> bool {
         tokio::select! {
             _ = self.near.ready(Interest::READABLE) => {
                 let moved = socket::relay(&self.near, &self.far, BATCH, || self.may());
-                self.sent(meter, moved);
+                self.sent(moved);
                 !moved.drained
             }
             ready = self.far.ready(Interest::READABLE | Interest::ERROR) => {
@@ -142,7 +149,7 @@ impl Session {
                 let moved = socket::relay(&self.far, &self.near, BATCH, || self.may());
                 self.inward.add(moved);
                 if moved.datagrams > 0 {
-                    meter.received(moved.bytes);
+                    self.meter.received(moved.bytes);
                     self.touch();
                 }
                 !moved.drained
@@ -154,10 +161,10 @@ impl Session {
         self.flow.was_cut().is_none()
     }
 
-    fn sent(&self, meter: &Meter, moved: Moved) {
+    fn sent(&self, moved: Moved) {
         self.outward.add(moved);
         if moved.datagrams > 0 {
-            meter.sent(moved.bytes);
+            self.meter.sent(moved.bytes);
             self.touch();
         }
     }

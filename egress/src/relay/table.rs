@@ -86,7 +86,7 @@ mod tests {
         let ports = Ports::new(1);
         let slot = policy::Slot::new(1).expect("in range");
         let port = ports.take(slot, Ipv4Addr::LOCALHOST.into(), None).expect("free");
-        Arc::new(Session::new(near, far, port, Arc::new(flow)))
+        Arc::new(Session::new((near, far), port, Arc::new(flow), Meter::new()))
     }
 
     fn key(source: u16) -> Key {
@@ -104,13 +104,13 @@ mod tests {
         }
         assert!(!table.make_room(Instant::now()), "both are new");
         advance(Duration::from_millis(1900)).await;
-        sessions[0].send(&Meter::new(), b"x");
+        sessions[0].send(b"x");
         assert!(!table.make_room(Instant::now()), "the other was new just now");
         advance(Duration::from_millis(200)).await;
         assert!(table.make_room(Instant::now()));
         assert!(table.find(key(1)).is_some() && table.find(key(2)).is_none());
         assert!(sessions[1].is_evicted() && !sessions[0].is_evicted());
-        sessions[2].send(&Meter::new(), b"x");
+        sessions[2].send(b"x");
         table.insert(key(2), &sessions[2]);
         table.remove(key(2), &sessions[1]);
         assert!(table.find(key(2)).is_some(), "the place is another's by now");

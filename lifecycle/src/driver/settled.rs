@@ -11,6 +11,8 @@ use tokio::time::Instant;
 use crate::driver::rest::{Due, Reply};
 use crate::driver::{LOOK, Task, Verb};
 use crate::error::{Error, Field};
+use crate::machine::Left;
+use crate::sandbox::Driver;
 use crate::state::State;
 use crate::terms::{Terms, Uptime};
 
@@ -226,6 +228,25 @@ impl Task {
             self.look_at_work();
         } else {
             self.rest.glance();
+        }
+    }
+
+    /// What of it is given up, for who removes it by force.
+    pub(super) fn left(&self) -> Option<String> {
+        let slot = self.record.slot;
+        match self.machine.left() {
+            _ if !self.machine.is_forced() => None,
+            Left::Nothing => None,
+            Left::Network => Some(format!(
+                "its tap or parts of its fence; slot {slot} is kept from use until they are gone"
+            )),
+            Left::Process if self.record.driver == Driver::External => Some(format!(
+                "its guest, which no hook has ended; slot {slot} is kept from use until this host \
+                 boots anew"
+            )),
+            Left::Process => Some(format!(
+                "its process, which would not end; slot {slot} is kept from use until it has"
+            )),
         }
     }
 
