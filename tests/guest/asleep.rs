@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use fault::{On, Point};
 use serde_json::Value;
 use world::World;
+use world::daemon::Request;
 use world::poll::eventually;
 
 use crate::machine::Machine;
@@ -29,6 +30,7 @@ const COUNTER: &str = "cat >/root/count.py <<'E'\n\
     setsid python3 /root/count.py >/dev/null 2>&1 </dev/null &\n\
     until test -s /run/count; do sleep 0.2; done";
 
+/// A guest that is told by what it counts from another one.
 pub(crate) struct Sleeper {
     pub(crate) world: World,
     pub(crate) name: String,
@@ -36,7 +38,7 @@ pub(crate) struct Sleeper {
 
 impl Sleeper {
     /// A guest that counts in its memory.
-    fn boot(words: &[&str]) -> Self {
+    pub(crate) fn boot(words: &[&str]) -> Self {
         Self::boot_in(Machine::world(), words)
     }
 
@@ -45,8 +47,13 @@ impl Sleeper {
         let name = world.machine_name();
         world.cli(&[&["create", &name], words].concat()).ok();
         let sleeper = Self { world, name };
-        sleeper.sh(COUNTER);
+        sleeper.counts();
         sleeper
+    }
+
+    /// It begins to count.
+    pub(crate) fn counts(&self) {
+        self.sh(COUNTER);
     }
 
     pub(crate) fn sh(&self, line: &str) -> String {
@@ -59,7 +66,7 @@ impl Sleeper {
         self.world.api("GET", &format!("/v1/sandboxes/{}", self.name), &[]).json
     }
 
-    fn state(&self) -> String {
+    pub(crate) fn state(&self) -> String {
         let shown = self.shown();
         shown.get("state").and_then(Value::as_str).unwrap_or_default().to_owned()
     }
@@ -70,9 +77,14 @@ impl Sleeper {
         })
     }
 
-    pub(crate) fn ask(&self, verb: &str) -> String {
+    /// A verb of the API, not asked yet.
+    pub(crate) fn asking(&self, verb: &str) -> Request {
         let path = format!("/v1/sandboxes/{}/{verb}", self.name);
-        self.world.daemon().request("POST", &path, &["-m", "60"]).attempt()
+        self.world.daemon().request("POST", &path, &[])
+    }
+
+    pub(crate) fn ask(&self, verb: &str) -> String {
+        self.asking(verb).attempt()
     }
 
     /// Which process counts, and how far it is.
@@ -107,9 +119,13 @@ impl Sleeper {
 
     /// Processes that bear its name.
     pub(crate) fn processes(&self) -> usize {
-        let name = format!("-name postern-{}( |$)", self.name);
-        let found = Command::new("pgrep").args(["-f", "--", &name]).output();
+        let found = Command::new("pgrep").args(["-f", "--", &self.pattern()]).output();
         String::from_utf8_lossy(&found.expect("pgrep").stdout).lines().count()
+    }
+
+    /// What `pgrep -f` finds them by.
+    pub(crate) fn pattern(&self) -> String {
+        format!("-name postern-{}( |$)", self.name)
     }
 }
 

@@ -11,7 +11,7 @@ use world::client::PATIENT;
 use world::poll::eventually;
 
 /// Whatever bears the name of the sandbox outside of the journal.
-fn traces(world: &World, name: &str) -> Vec<String> {
+pub(crate) fn traces(world: &World, name: &str) -> Vec<String> {
     let named = format!("-name postern-{name}( |$)");
     let found = Command::new("pgrep").args(["-f", "--", &named]).output().expect("pgrep");
     let pids = String::from_utf8_lossy(&found.stdout).into_owned();

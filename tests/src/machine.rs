@@ -3,11 +3,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::daemon::Ran;
 use crate::netns::run;
+use crate::poll::eventually;
 use crate::world::World;
 
 /// A running guest in a world of its own.
@@ -81,11 +83,21 @@ impl Machine {
     /// When it does not boot.
     #[must_use]
     pub fn boot(world: World, policy: &str) -> Self {
+        Self::boot_with(world, policy, &[])
+    }
+
+    /// The same with more words for `postern create`.
+    ///
+    /// # Panics
+    /// When it does not boot.
+    #[must_use]
+    pub fn boot_with(world: World, policy: &str, words: &[&str]) -> Self {
         let file = world.dir().join("machine.toml");
         std::fs::write(&file, policy).expect("write the policy");
         let file = file.to_string_lossy().into_owned();
         let name = world.machine_name();
-        let made = world.cli(&["create", &name, "--policy", &file, "--json"]).ok();
+        let create = [&["create", &name, "--policy", &file, "--json"], words].concat();
+        let made = world.cli(&create).ok();
         let created = made.json_lines().pop().expect("a result");
         let machine = Self { world, name, created };
         // What update-ca-certificates does, for one certificate.
@@ -117,6 +129,39 @@ impl Machine {
     #[must_use]
     pub fn pid(&self) -> i64 {
         self.created["pid"].as_i64().unwrap_or_else(|| panic!("no pid in {}", self.created))
+    }
+
+    /// What `show` says of it.
+    #[must_use]
+    pub fn shown(&self) -> Value {
+        self.world.api("GET", &format!("/v1/sandboxes/{}", self.name), &[]).json
+    }
+
+    /// How often it was woken.
+    ///
+    /// # Panics
+    /// When nothing says so.
+    #[must_use]
+    pub fn wakes(&self) -> u64 {
+        self.shown()["wakes"].as_u64().expect("a number of wakes")
+    }
+
+    /// Waits until it is in this state, for as long as a guest may take on a busy machine without KVM.
+    ///
+    /// # Panics
+    /// When it is not in time.
+    pub fn until(&self, state: &str, what: &str) {
+        eventually(&format!("{what}: {state}"), Duration::from_secs(90), || {
+            (self.shown()["state"] == state).then_some(())
+        });
+    }
+
+    /// Puts it to sleep, idle or not.
+    ///
+    /// # Panics
+    /// When it stays awake.
+    pub fn standby(&self) {
+        self.world.cli(&["standby", &self.name]).ok();
     }
 
     /// Processes that bear its name, by id.
