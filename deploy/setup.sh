@@ -15,7 +15,7 @@ run="cc:gcc ip:iproute2 nft:nftables qemu-system-x86_64:qemu-system-x86 qemu-img
      mmdebstrap:mmdebstrap mke2fs:e2fsprogs cpio:cpio setpriv:util-linux unshare:util-linux modinfo:kmod zstd:zstd curl:curl
      openssl:openssl python3:python3"
 test="$run tcpdump:tcpdump git:git dig:dnsutils jq:jq ps:procps ping:iputils-ping musl-gcc:musl-tools iodine:iodine
-      pip3:python3-pip
+      pip3:python3-pip ssh:openssh-client
       nginx:nginx-light haproxy:haproxy node:nodejs gunicorn:gunicorn waitress-serve:python3-waitress"
 bench="$run haproxy:haproxy nginx:nginx-light sniproxy:sniproxy unbound:unbound dnsdist:dnsdist dnsmasq:dnsmasq-base"
 

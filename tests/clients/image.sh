@@ -32,5 +32,5 @@ if [ "$(cat "$out/.wheels" 2>/dev/null)" != "$wheels" ]; then
 fi
 
 POSTERN_IMAGE_SIZE=2G POSTERN_IMAGE_TREE="$out/tree" \
-POSTERN_IMAGE_PACKAGES=openssh-client,python3-pip,python3-requests,postgresql-client,rclone \
+POSTERN_IMAGE_PACKAGES=openssh-client,openssh-server,python3-pip,python3-requests,postgresql-client,rclone \
     "$here/../../deploy/image/build.sh" "$out"

@@ -9,6 +9,7 @@
     reason = "tests: what does not hold ends the test"
 )]
 
+mod asleep;
 mod protocols;
 mod programs;
 mod browsers;
