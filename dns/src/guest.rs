@@ -126,8 +126,9 @@ impl Guest {
         let host = question.host();
         let ruling = self.rule(&question, host.as_ref()).await;
         if let Some(host) = &host {
+            let policy = self.policy.load();
             for address in &ruling.reply.addresses {
-                self.pins.pin(*address, host);
+                self.pins.pin(*address, host, |name| policy.denies_some_of(name));
             }
         }
         let limit = match (transport, question.edns) {
@@ -203,7 +204,8 @@ impl Guest {
                 Ruling::told(told, ttl, &permit).observing(observed).detailed(detail)
             }
             (Family::V6, _) if self.ipv6 => {
-                let standing = self.pins.standing_for(host);
+                let denied = |name: &Host| policy.denies_some_of(name);
+                let standing = self.pins.standing_for(host, denied);
                 let detail = format!("{standing} stands for {}", listed(&told));
                 let told = vec![standing.into()];
                 Ruling::told(told, ttl, &permit).observing(observed).detailed(Some(detail))

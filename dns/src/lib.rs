@@ -25,5 +25,5 @@ pub use asker::Asker;
 pub use chain::Family;
 pub use error::Error;
 pub use guest::{Guest, Transport};
-pub use pins::Pins;
+pub use pins::{Pinned, Pins};
 pub use resolver::{Answer, Resolver, ResolverConfig};

@@ -1,6 +1,9 @@
 //! What a sandbox was told: which names stand for an address. A pin says what the guest meant when
 //! it dials an address; it is never a permission, and never where we dial.
 //!
+//! What a guest looks up pushes out what it was told before, but not what a rule denies some of: that is
+//! kept as long as there is room for it, and then it is known that it is missing.
+//!
 //! A name without an IPv4 address gets one here that means it to this sandbox and nothing to anybody
 //! else, for as long as the pin is kept.
 
@@ -12,8 +15,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use policy::Host;
 use policy::net::SYNTHETIC;
 
-/// Names kept of one address; the oldest is forgotten first.
+/// Names kept of one address; the oldest is forgotten first, of those that no rule denies some of.
 const MAX_NAMES: usize = 8;
+/// Addresses in a row that are kept for a name that a rule denies some of, before one is forgotten.
+const MAX_KEPT: usize = 16;
 
 /// The pins of one sandbox. They never expire by time: a guest may keep an address as long as it
 /// likes. Beyond the capacity the address used least recently is forgotten.
@@ -21,6 +26,15 @@ const MAX_NAMES: usize = 8;
 pub struct Pins {
     capacity: usize,
     told: Mutex<Told>,
+}
+
+/// What an address means to a sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pinned {
+    /// The names it was told the address for, the most recent first.
+    pub names: Vec<Host>,
+    /// Whether no name was forgotten that a rule denied some of by then.
+    pub all: bool,
 }
 
 #[derive(Debug, Default)]
@@ -31,6 +45,8 @@ struct Told {
     uses: u64,
     /// The addresses that stand for names; each is pinned.
     standing: HashMap<Host, Ipv4Addr>,
+    /// An address was forgotten with a name that a rule denies some of.
+    forgot: bool,
 }
 
 #[derive(Debug, Default)]
@@ -38,6 +54,8 @@ struct Pin {
     used: u64,
     /// Most recently told first.
     names: Vec<Host>,
+    /// A name that a rule denies some of is not among them any more.
+    forgot: bool,
 }
 
 impl Pins {
@@ -47,20 +65,18 @@ impl Pins {
         Self { capacity: capacity.clamp(1, 1 << 15), told: Mutex::default() }
     }
 
-    /// Remembers that the sandbox was told `address` for `host`.
-    pub fn pin(&self, address: IpAddr, host: &Host) {
+    /// Remembers that the sandbox was told `address` for `host`. `denied`: whether a rule denies some of
+    /// a name now.
+    pub fn pin(&self, address: IpAddr, host: &Host, denied: impl Fn(&Host) -> bool) {
         let mut told = self.told();
-        let names = &mut told.touch(address.to_canonical()).names;
-        names.retain(|name| name != host);
-        names.insert(0, host.clone());
-        names.truncate(MAX_NAMES);
-        told.fit(self.capacity);
+        told.touch(address.to_canonical()).add(host, &denied);
+        told.fit(self.capacity, &denied);
     }
 
     /// An address of [`SYNTHETIC`] that stands for this name alone, pinned to it: the same as long as
-    /// it is remembered, and most likely after that, whoever remembers.
+    /// it is remembered, and most likely after that, whoever remembers. `denied` as for [`Pins::pin`].
     #[must_use]
-    pub fn standing_for(&self, host: &Host) -> Ipv4Addr {
+    pub fn standing_for(&self, host: &Host, denied: impl Fn(&Host) -> bool) -> Ipv4Addr {
         let mut told = self.told();
         if let Some(&address) = told.standing.get(host) {
             told.touch(address.into());
@@ -81,18 +97,20 @@ impl Pins {
         };
         told.touch(address.into()).names = vec![host.clone()];
         told.standing.insert(host.clone(), address);
-        told.fit(self.capacity);
+        told.fit(self.capacity, &denied);
         address
     }
 
-    /// The names the sandbox was told `address` for, the most recent first. Counts as a use.
+    /// The names the sandbox was told `address` for. Counts as a use.
     #[must_use]
-    pub fn names(&self, address: IpAddr) -> Vec<Host> {
+    pub fn names(&self, address: IpAddr) -> Pinned {
         let (mut told, address) = (self.told(), address.to_canonical());
+        let forgot = told.forgot;
         if !told.pins.contains_key(&address) {
-            return Vec::new();
+            return Pinned { names: Vec::new(), all: !forgot };
         }
-        told.touch(address).names.clone()
+        let pin = told.touch(address);
+        Pinned { names: pin.names.clone(), all: !(forgot || pin.forgot) }
     }
 
     fn told(&self) -> MutexGuard<'_, Told> {
@@ -100,13 +118,43 @@ impl Pins {
     }
 }
 
+impl Pin {
+    /// Adds a name as the one told last.
+    fn add(&mut self, host: &Host, denied: impl Fn(&Host) -> bool) {
+        self.names.retain(|name| name != host);
+        if self.names.len() >= MAX_NAMES {
+            let least = self.names.iter().rposition(|name| !denied(name));
+            self.forgot |= least.is_none();
+            self.names.remove(least.unwrap_or(self.names.len() - 1));
+        }
+        self.names.insert(0, host.clone());
+    }
+}
+
 impl Told {
-    /// Forgets the pin used least recently when there are more than `capacity`.
-    fn fit(&mut self, capacity: usize) {
-        if self.pins.len() > capacity
-            && let Some((_, oldest)) = self.by_use.pop_first()
+    /// Forgets the pin used least recently when there are more than `capacity`; of those with a name
+    /// that is `denied` only after others.
+    fn fit(&mut self, capacity: usize, denied: impl Fn(&Host) -> bool) {
+        if self.pins.len() <= capacity {
+            return;
+        }
+        // The newest pin is none of them.
+        for _ in 1..capacity.min(MAX_KEPT) {
+            let oldest = self.by_use.first_key_value().map(|(_, oldest)| *oldest);
+            let kept = |address: &IpAddr| {
+                self.pins
+                    .get(address)
+                    .is_some_and(|pin| pin.forgot || pin.names.iter().any(&denied))
+            };
+            match oldest.filter(kept) {
+                Some(oldest) => _ = self.touch(oldest),
+                None => break,
+            }
+        }
+        if let Some((_, oldest)) = self.by_use.pop_first()
             && let Some(pin) = self.pins.remove(&oldest)
         {
+            self.forgot |= pin.forgot || pin.names.iter().any(denied);
             let stood = |name: &Host| self.standing.get(name).is_some_and(|ip| oldest == *ip);
             if let Some(name) = pin.names.into_iter().find(stood) {
                 self.standing.remove(&name);
@@ -140,14 +188,58 @@ mod tests {
         Ipv4Addr::new(192, 0, 2, n).into()
     }
 
+    /// No rule denies anything.
+    fn none(_: &Host) -> bool {
+        false
+    }
+
+    /// Promise 26. Attack C07.
+    #[test]
+    fn a_name_that_a_rule_denies_outlives_others_of_its_address_and_its_loss_is_known() {
+        let (pins, denied) = (Pins::new(4), |name: &Host| name.as_str().len() == 14);
+        pins.pin(address(1), &host(3), denied);
+        for n in 10..40 {
+            pins.pin(address(1), &host(n), denied);
+        }
+        let told = pins.names(address(1));
+        assert_eq!((told.names.len(), told.names.last(), told.all), (8, Some(&host(3)), true));
+        for n in 0..8 {
+            pins.pin(address(1), &host(n), denied);
+        }
+        assert!(pins.names(address(1)).all, "as many as there is room for");
+        pins.pin(address(1), &host(40), denied);
+        let told = pins.names(address(1));
+        assert_eq!((told.names.first(), told.all), (Some(&host(40)), false));
+        assert!(pins.names(address(2)).all, "and of no other address");
+    }
+
+    /// Promise 26. Attack C07. By more addresses than are kept.
+    #[test]
+    fn an_address_with_a_denied_name_outlives_others_and_its_loss_is_known() {
+        let (pins, denied) = (Pins::new(20), |name: &Host| *name == host(1));
+        pins.pin(address(1), &host(1), denied);
+        for n in 2..200 {
+            pins.pin(address(n), &host(2), denied);
+            assert_eq!(pins.names(address(n)).names, [host(2)], "what was told last is known");
+        }
+        let told = pins.names(address(1));
+        assert_eq!((told.names, told.all), (vec![host(1)], true));
+        assert!(pins.names(address(2)).all, "forgotten, and of no matter");
+        for n in 2..22 {
+            pins.pin(address(n), &host(1), denied);
+        }
+        assert!(!pins.names(address(250)).all, "one more than there is room for");
+        assert!(!pins.names(address(21)).all);
+    }
+
     #[test]
     fn the_name_told_last_comes_first_and_names_are_capped() {
         let pins = Pins::new(4);
         for n in 0..20 {
-            pins.pin(address(1), &host(n));
+            pins.pin(address(1), &host(n), none);
         }
-        pins.pin(address(1), &host(15));
-        let names = pins.names(address(1));
+        pins.pin(address(1), &host(15), none);
+        let names = pins.names(address(1)).names;
         assert_eq!(names.len(), MAX_NAMES);
         assert_eq!(names[..3], [host(15), host(19), host(18)]);
     }
@@ -155,37 +247,41 @@ mod tests {
     #[test]
     fn an_address_in_use_outlives_newer_ones() {
         let pins = Pins::new(2);
-        pins.pin(address(1), &host(1));
-        pins.pin(address(2), &host(2));
-        assert_eq!(pins.names(address(1)), [host(1)]);
-        pins.pin(address(3), &host(3));
-        assert_eq!(pins.names(address(1)), [host(1)]);
-        assert_eq!(pins.names(address(2)), []);
+        pins.pin(address(1), &host(1), none);
+        pins.pin(address(2), &host(2), none);
+        assert_eq!(pins.names(address(1)).names, [host(1)]);
+        pins.pin(address(3), &host(3), none);
+        assert_eq!(pins.names(address(1)).names, [host(1)]);
+        assert_eq!(pins.names(address(2)).names, []);
     }
 
     #[test]
     fn a_mapped_address_is_the_address_it_maps() {
         let pins = Pins::new(2);
-        pins.pin("::ffff:192.0.2.1".parse().expect("address"), &host(1));
-        assert_eq!(pins.names(address(1)), [host(1)]);
+        pins.pin("::ffff:192.0.2.1".parse().expect("address"), &host(1), none);
+        assert_eq!(pins.names(address(1)).names, [host(1)]);
     }
 
     #[test]
     fn an_address_stands_for_one_name_as_long_as_it_is_pinned() {
         let pins = Pins::new(3);
-        let first = pins.standing_for(&host(1));
+        let first = pins.standing_for(&host(1), none);
         assert!(SYNTHETIC.contains(&first));
-        let second = pins.standing_for(&host(2));
+        let second = pins.standing_for(&host(2), none);
         assert_ne!(first, second);
-        assert_eq!(pins.standing_for(&host(1)), first);
-        assert_eq!(pins.names(first.into()), [host(1)]);
+        assert_eq!(pins.standing_for(&host(1), none), first);
+        assert_eq!(pins.names(first.into()).names, [host(1)]);
         // A real address more does not take it away; being used least does.
-        pins.pin(address(1), &host(3));
-        assert_eq!(pins.names(first.into()), [host(1)]);
-        pins.pin(address(2), &host(3));
-        assert_eq!(pins.names(second.into()), []);
+        pins.pin(address(1), &host(3), none);
+        assert_eq!(pins.names(first.into()).names, [host(1)]);
+        pins.pin(address(2), &host(3), none);
+        assert_eq!(pins.names(second.into()).names, []);
         assert_eq!(pins.told().standing.len(), 1);
-        assert_eq!(pins.standing_for(&host(2)), second, "the same again, for whoever kept it");
+        assert_eq!(
+            pins.standing_for(&host(2), none),
+            second,
+            "the same again, for whoever kept it"
+        );
     }
 
     #[test]
@@ -193,8 +289,8 @@ mod tests {
         let pins = Pins::new(500);
         for n in 0..5_000 {
             let name = Host::parse(&format!("n{n}.example.com")).expect("host");
-            let address = pins.standing_for(&name);
-            assert_eq!(pins.names(address.into()), [name]);
+            let address = pins.standing_for(&name, none);
+            assert_eq!(pins.names(address.into()).names, [name]);
         }
         let told = pins.told();
         assert_eq!((told.pins.len(), told.standing.len(), told.by_use.len()), (500, 500, 500));
@@ -211,14 +307,14 @@ mod tests {
             for (write, n, name) in steps {
                 let known = model.iter().position(|(address, _)| *address == n).map(|at| model.remove(at).1);
                 if write {
-                    pins.pin(address(n), &host(name));
+                    pins.pin(address(n), &host(name), none);
                     let mut names = known.unwrap_or_default();
                     names.retain(|known| *known != host(name));
                     names.insert(0, host(name));
                     model.insert(0, (n, names));
                     model.truncate(capacity);
                 } else {
-                    prop_assert_eq!(pins.names(address(n)), known.clone().unwrap_or_default());
+                    prop_assert_eq!(pins.names(address(n)).names, known.clone().unwrap_or_default());
                     if let Some(names) = known { model.insert(0, (n, names)); }
                 }
                 let told = pins.told();

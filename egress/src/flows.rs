@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 
+use dns::Pinned;
 use policy::judge::Target;
 use policy::{Compiled, Denial, Evidence, Flow as Judgeable, Host, OwnAddresses, Permit};
 use policy::{Protocol, Verdict};
@@ -50,10 +51,10 @@ pub(crate) enum Basis {
     /// A request that was let through and asks for another protocol.
     Upgrade { authority: Host },
     /// The names this sandbox was told for the address.
-    Pinned(Vec<Host>),
+    Pinned(Pinned),
     /// Datagrams, and the names this sandbox was told for the address: only address rules let them
     /// through, and a name that is denied keeps them in.
-    Datagrams(Vec<Host>),
+    Datagrams(Pinned),
 }
 
 impl Basis {
@@ -82,7 +83,9 @@ impl Basis {
                     Evidence::Request { authority, method, path }
                 }
                 Self::Upgrade { authority } => Evidence::Upgrade(authority),
-                Self::Pinned(names) | Self::Datagrams(names) => Evidence::Pinned(names),
+                Self::Pinned(Pinned { names, all }) | Self::Datagrams(Pinned { names, all }) => {
+                    Evidence::Pinned { names, all: *all }
+                }
             },
         })
     }

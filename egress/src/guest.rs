@@ -6,10 +6,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use dns::Pins;
+use dns::{Pinned, Pins};
 use policy::audit::{AuditRecord, Kind, Outcome};
 use policy::{
-    Code, Compiled, Host, OwnAddresses, Permit, PolicyHandle, Revision, Subject, Trail, Verdict,
+    Code, Compiled, OwnAddresses, Permit, PolicyHandle, Revision, Subject, Trail, Verdict,
 };
 
 use crate::attempts::Attempts;
@@ -48,7 +48,7 @@ pub(crate) struct Passed {
 
 impl Guest {
     /// The names this sandbox was told for an address.
-    pub(crate) fn told(&self, address: IpAddr) -> Vec<Host> {
+    pub(crate) fn told(&self, address: IpAddr) -> Pinned {
         self.pins.names(address)
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::document::{Effect, Layer, Policy};
+use crate::document::{Effect, Layer, Policy, Protocol};
 use crate::id::Revision;
 use crate::name::Host;
 
@@ -77,6 +77,24 @@ impl Compiled {
             || each().all(|index| {
                 index.observes || index.default == Effect::Allow || index.names_port(port)
             })
+    }
+
+    /// Whether a rule denies some of this name, on whatever port: one that names it, or a zone that it is
+    /// in. A rule about every name is about none.
+    #[must_use]
+    pub fn denies_some_of(&self, host: &Host) -> bool {
+        self.layers.iter().flatten().any(|index| index.denies_some_of(host))
+    }
+
+    /// The outermost layer with a rule that denies names on this port; with `waive`, one that is enforced.
+    pub(crate) fn denies_names_at(
+        &self,
+        protocol: Protocol,
+        port: u16,
+        waive: bool,
+    ) -> Option<Layer> {
+        let mut enforced = self.layers.iter().flatten().filter(|index| !(waive && index.observes));
+        enforced.find(|index| index.denies_names_at(protocol, port)).map(|index| index.layer)
     }
 
     /// Whether a layer records what it refuses instead of refusing it.

@@ -45,7 +45,13 @@ pub enum Evidence<'a> {
     /// Bytes of another protocol, or a server that speaks first: the names this sandbox was told for
     /// the address. Only rules that name the port explicitly count. Refused if any of the names is
     /// denied on that port; otherwise the first that passes is the one that is dialled.
-    Pinned(&'a [Host]),
+    Pinned {
+        /// The names, in their order.
+        names: &'a [Host],
+        /// Whether these are all that a rule could deny. If not, it cannot be judged where a rule denies
+        /// names on the port.
+        all: bool,
+    },
     /// No name at all: only address rules count.
     Address,
 }
@@ -58,7 +64,7 @@ impl<'a> Evidence<'a> {
             | Self::Upgrade(host)
             | Self::Tls { sni: host, .. }
             | Self::Request { authority: host, .. } => std::slice::from_ref(host),
-            Self::Pinned(hosts) => hosts,
+            Self::Pinned { names, .. } => names,
             Self::Address => &[],
         }
     }

@@ -228,7 +228,7 @@ impl Compiled {
         // What a default lets through has a name that the bytes carry; raw bytes where TLS and HTTP
         // are expected carry none that can be trusted.
         let default_is_enough = protocol == Protocol::Tcp
-            && !(matches!(evidence, Evidence::Pinned(_)) && matches!(port, 80 | 443));
+            && !(matches!(evidence, Evidence::Pinned { .. }) && matches!(port, 80 | 443));
 
         let (mut passed, mut clouded) = (None, None);
         let mut refused = (Refusal::default(), Basis::Nothing);
@@ -246,6 +246,12 @@ impl Compiled {
                 }
                 Sum::Closed(by) => refused = nearer(refused, (by, basis)),
             }
+        }
+        if matches!(evidence, Evidence::Pinned { all: false, .. }) && clouded.is_none() {
+            let layer = self.denies_names_at(protocol, port, waive);
+            let by =
+                |layer| Refusal { code: Some(Code::Undecidable), layer: Some(layer), clause: None };
+            clouded = layer.map(|layer| (by(layer), Basis::Nothing));
         }
         if let Some((by, basis)) = clouded {
             return (Verdict::Undecidable(self.denial(by, nothing)), basis);
@@ -325,7 +331,7 @@ impl Compiled {
             Evidence::Question(_) => Mode::Answer,
             Evidence::Tls { .. } => Mode::Splice,
             Evidence::Request { .. } => Mode::Requests,
-            Evidence::Upgrade(_) | Evidence::Pinned(_) | Evidence::Address => Mode::Raw,
+            Evidence::Upgrade(_) | Evidence::Pinned { .. } | Evidence::Address => Mode::Raw,
         };
         let rule = clause.map_or_else(|| Shown::instead(BY_DEFAULT), Clause::shown);
         let Flow { port, protocol, .. } = case.flow;

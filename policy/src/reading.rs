@@ -109,7 +109,7 @@ impl<'a> Case<'a> {
                 (Evidence::Tls { .. }, 443)
                 | (Evidence::Request { .. } | Evidence::Upgrade(_), 80) => {}
                 (Evidence::Question(_), 80 | 443) => {}
-                (Evidence::Pinned(_), 80 | 443) => return Fit::Unseen,
+                (Evidence::Pinned { .. }, 80 | 443) => return Fit::Unseen,
                 _ => return Fit::Lacks(Code::Port),
             }
         }
@@ -118,7 +118,7 @@ impl<'a> Case<'a> {
                 return Fit::Lacks(Code::Ech);
             }
             // Bytes that are passed on unread may hold any hello.
-            Evidence::Pinned(_) | Evidence::Upgrade(_) if conditions.ech == Ech::Deny => {
+            Evidence::Pinned { .. } | Evidence::Upgrade(_) if conditions.ech == Ech::Deny => {
                 return Fit::Unseen;
             }
             _ => {}

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use http::Uri;
 use policy::explain::{Outcome, explain};
 use policy::name::{Authority, AuthorityHost};
-use policy::{Compiled, Evidence, Flow, OwnAddresses, Protocol};
+use policy::{Compiled, Evidence, Flow, Host, OwnAddresses, Protocol};
 
 use crate::problem::Problem;
 use crate::wire::{Explained, Question, Transport};
@@ -50,16 +50,14 @@ pub(crate) fn explained(
     };
     let evidence = match (name, scheme, port) {
         (None, ..) => Evidence::Address,
-        (Some(host), _, _) if protocol == Protocol::Udp => {
-            Evidence::Pinned(std::slice::from_ref(host))
-        }
+        (Some(host), _, _) if protocol == Protocol::Udp => pinned(host),
         (Some(sni), Some("https" | "wss"), _) | (Some(sni), None, 443) => {
             Evidence::Tls { sni, ech: false }
         }
         (Some(authority), Some(_), _) | (Some(authority), None, 80) => {
             Evidence::Request { authority, method, path: &path }
         }
-        (Some(host), None, _) => Evidence::Pinned(std::slice::from_ref(host)),
+        (Some(host), None, _) => pinned(host),
     };
     let judge = |evidence| explain(in_force, &Flow { protocol, port, destination, evidence }, own);
     let mut told = judge(evidence);
@@ -73,6 +71,11 @@ pub(crate) fn explained(
         allowed: told.verdict == Outcome::Pass,
         explanation: serde_json::to_value(&told).unwrap_or_default(),
     })
+}
+
+/// As if the sandbox had been told this name, and no other, for where it connects to.
+fn pinned(host: &Host) -> Evidence<'_> {
+    Evidence::Pinned { names: std::slice::from_ref(host), all: true }
 }
 
 #[cfg(test)]

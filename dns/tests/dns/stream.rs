@@ -40,7 +40,7 @@ async fn a_stream_cut_at_every_byte_gets_the_answers_of_datagrams() {
             // The pin is there when the first byte of the answer is.
             if !streamed.answers.is_empty() {
                 let address = "93.184.216.35".parse().expect("address");
-                assert_eq!(world.pins.names(address)[0].as_str(), "api.allowed.example");
+                assert_eq!(world.pins.names(address).names[0].as_str(), "api.allowed.example");
             }
             let datagram = world.ask(host, record_type).await;
             streamed.metadata.id = datagram.metadata.id;

@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 
+use dns::Pinned;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE,
@@ -13,7 +14,7 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version};
 use policy::name::{Authority, AuthorityHost};
-use policy::{Code, Host, canonical_path};
+use policy::{Code, canonical_path};
 
 use crate::flows::Basis;
 use crate::refuse;
@@ -97,7 +98,7 @@ impl Claim {
 
     /// What it is judged by. For an address that is what bytes without a name are judged by: the names
     /// that the sandbox was `told` for it.
-    pub(super) fn basis(&self, method: &Method, told: impl FnOnce() -> Vec<Host>) -> Basis {
+    pub(super) fn basis(&self, method: &Method, told: impl FnOnce() -> Pinned) -> Basis {
         match &self.host {
             AuthorityHost::Name(name) => Basis::Request {
                 authority: name.clone(),
@@ -109,7 +110,7 @@ impl Claim {
     }
 
     /// What it is judged by once more when it asks for another protocol.
-    pub(super) fn upgrade(&self, told: impl FnOnce() -> Vec<Host>) -> Basis {
+    pub(super) fn upgrade(&self, told: impl FnOnce() -> Pinned) -> Basis {
         match &self.host {
             AuthorityHost::Name(name) => Basis::Upgrade { authority: name.clone() },
             AuthorityHost::Address(_) => Basis::Pinned(told()),
@@ -238,6 +239,7 @@ fn fault(code: Code, detail: &'static str) -> Fault {
 #[cfg(test)]
 mod tests {
     use http::Request;
+    use policy::Host;
     use proptest::prelude::*;
 
     use super::*;
@@ -277,7 +279,7 @@ mod tests {
     fn a_request_has_exactly_one_authority() {
         let claim = read("/a", &[("host", "API.example.com:80")]).expect("a claim");
         assert_eq!(
-            claim.basis(&Method::GET, Vec::new),
+            claim.basis(&Method::GET, Pinned::default),
             Basis::Request {
                 authority: Host::parse("api.example.com").expect("a name"),
                 method: "GET".to_owned(),
@@ -311,7 +313,8 @@ mod tests {
         assert_eq!(read("/", &[("host", "a.example:8080")]), Err(Code::NameMismatch));
         assert_eq!(read("/", &[("host", "203.0.113.6")]), Err(Code::NameMismatch));
         let claim = read("/", &[("host", "203.0.113.5")]).expect("a claim");
-        let told = || vec![Host::parse("a.example").expect("a name")];
+        let names = vec![Host::parse("a.example").expect("a name")];
+        let told = || Pinned { names: names.clone(), all: true };
         assert_eq!(claim.basis(&Method::GET, told), Basis::Pinned(told()));
         assert_eq!(claim.upgrade(told), Basis::Pinned(told()));
     }

@@ -17,6 +17,7 @@ mod corpus;
 mod desync;
 mod heads;
 mod leftover;
+mod names;
 mod endings;
 mod exchanges;
 mod responses;

@@ -40,6 +40,8 @@ pub(crate) struct LayerIndex {
     prefixes: [Vec<u8>; 2],
     /// The ports that allow rules name for names.
     ports: Ranges,
+    /// The ports on which deny rules name some names and not all, for TCP and for UDP.
+    denied: [Ranges; 2],
     /// The names and zones of allow rules, labels from the last to the first, in order.
     allowed: Vec<Box<str>>,
     /// Those of them that say `always`.
@@ -105,12 +107,40 @@ impl fmt::Display for Shown {
     }
 }
 
+/// The ports of rules about names, while they are read.
+#[derive(Default)]
+struct Noted {
+    allowed: Vec<PortRange>,
+    denied: [Vec<PortRange>; 2],
+}
+
+impl Noted {
+    fn note(&mut self, rule: &Rule) {
+        let Conditions { ports, protocol, .. } = &rule.conditions;
+        let names = || rule.peers.iter().filter(|peer| matches!(peer, Peer::Name(_)));
+        if rule.effect == Effect::Allow && names().next().is_some() {
+            self.allowed.extend(ports);
+        }
+        let every = |peer: &&Peer| matches!(peer, Peer::Name(Pattern::AnyPublic));
+        if rule.effect == Effect::Allow || !names().any(|peer| !every(&peer)) {
+            return;
+        }
+        for (denied, of) in self.denied.iter_mut().zip([Protocol::Tcp, Protocol::Udp]) {
+            if protocol.is_none_or(|protocol| protocol == of) {
+                denied.extend(ports);
+                denied.extend(PortRange::new(1, u16::MAX).filter(|_| ports.is_empty()));
+            }
+        }
+    }
+}
+
 impl LayerIndex {
     /// Of all the policies of one layer.
     pub(crate) fn new<'p>(layer: Layer, policies: impl IntoIterator<Item = &'p Policy>) -> Self {
-        let (mut index, mut ports) = (Self::empty(layer), Vec::new());
-        policies.into_iter().for_each(|policy| index.add(policy, &mut ports));
-        index.ports = Ranges::of(ports);
+        let (mut index, mut named) = (Self::empty(layer), Noted::default());
+        policies.into_iter().for_each(|policy| index.add(policy, &mut named));
+        index.ports = Ranges::of(&named.allowed);
+        index.denied = named.denied.each_ref().map(Ranges::of);
         index.allowed.sort_unstable();
         index.always.sort_unstable();
         index
@@ -127,6 +157,7 @@ impl LayerIndex {
             nets: HashMap::new(),
             prefixes: [Vec::new(), Vec::new()],
             ports: Ranges::default(),
+            denied: Default::default(),
             allowed: Vec::new(),
             always: Vec::new(),
             datagrams: Vec::new(),
@@ -137,23 +168,33 @@ impl LayerIndex {
         self.ports.contains(port)
     }
 
-    fn add<'p>(&mut self, policy: &'p Policy, ports: &mut Vec<&'p PortRange>) {
+    pub(crate) fn denies_names_at(&self, protocol: Protocol, port: u16) -> bool {
+        let [tcp, udp] = &self.denied;
+        let denied = if protocol == Protocol::Tcp { tcp } else { udp };
+        denied.contains(port)
+    }
+
+    /// Whether a deny rule names this host or a zone that it is in.
+    pub(crate) fn denies_some_of(&self, host: &Host) -> bool {
+        self.suffixes(host).any(|(itself, named)| {
+            let clauses = if itself { &named.itself } else { &named.below };
+            clauses.iter().any(|clause| clause.effect == Effect::Deny)
+        })
+    }
+
+    fn add(&mut self, policy: &Policy, named: &mut Noted) {
         if policy.default_effect() == Effect::Deny {
             self.default = Effect::Deny;
         }
         self.observes &= policy.mode() == PolicyMode::Observe;
         for (index, rule) in policy.rules().iter().enumerate() {
             let conditions = rule.conditions.clone();
-            if rule.effect == Effect::Allow
-                && rule.peers.iter().any(|peer| matches!(peer, Peer::Name(_)))
-            {
-                ports.extend(&rule.conditions.ports);
-            }
+            named.note(rule);
             if rule.effect == Effect::Allow && conditions.protocol == Some(Protocol::Udp) {
                 self.datagrams.extend(reaches(rule));
             }
-            let (named, tail) = (Ranges::of(&conditions.ports), tail(rule).into());
-            let terms = Arc::new(Terms { conditions, ports: named, tail });
+            let (ports, tail) = (Ranges::of(&conditions.ports), tail(rule).into());
+            let terms = Arc::new(Terms { conditions, ports, tail });
             for peer in &rule.peers {
                 self.insert(
                     peer,

@@ -45,7 +45,7 @@ fn judge(compiled: &Compiled, words: &str) -> Verdict {
         "ask" => Evidence::Question(&hosts[0]),
         "tls" => Evidence::Tls { sni: &hosts[0], ech: false },
         "ech" => Evidence::Tls { sni: &hosts[0], ech: true },
-        "pin" => Evidence::Pinned(&hosts),
+        "pin" => Evidence::Pinned { names: &hosts, all: true },
         method => Evidence::Request { authority: &hosts[0], method, path },
     };
     compiled.judge(&Flow { protocol: Protocol::Tcp, port, destination: aim, evidence })

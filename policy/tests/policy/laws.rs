@@ -54,8 +54,8 @@ impl Owned {
             0 => Evidence::Question(host),
             1 => Evidence::Tls { sni: host, ech: self.ech },
             2 => Evidence::Request { authority: host, method: self.method, path: self.path },
-            3 => Evidence::Pinned(&self.hosts),
-            4 => Evidence::Pinned(&[]),
+            3 => Evidence::Pinned { names: &self.hosts, all: true },
+            4 => Evidence::Pinned { names: &[], all: true },
             _ => Evidence::Address,
         };
         let Self { protocol, port, destination, .. } = *self;

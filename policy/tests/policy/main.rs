@@ -5,6 +5,8 @@ mod addresses;
 #[cfg(test)]
 mod decisions;
 #[cfg(test)]
+mod forgotten;
+#[cfg(test)]
 mod guarded;
 #[cfg(test)]
 mod hosts;

@@ -51,7 +51,7 @@ fn connection(layers: &[(Layer, &Policy)], flow: &Flow<'_>) -> Answer {
     let names: Vec<&Host> = match &flow.evidence {
         Evidence::Tls { sni, .. } => vec![sni],
         Evidence::Request { authority, .. } => vec![authority],
-        Evidence::Pinned(names) => names.iter().collect(),
+        Evidence::Pinned { names, .. } => names.iter().collect(),
         _ => vec![],
     };
     let each: Vec<Open> = names.iter().map(|n| open(layers, flow, Some(n), None)).collect();
@@ -61,7 +61,8 @@ fn connection(layers: &[(Layer, &Policy)], flow: &Flow<'_>) -> Answer {
     if each.contains(&Open::Maybe) {
         return Answer::Refused;
     }
-    let raw_on_web = matches!(flow.evidence, Evidence::Pinned(_)) && [80, 443].contains(&flow.port);
+    let raw_on_web =
+        matches!(flow.evidence, Evidence::Pinned { .. }) && [80, 443].contains(&flow.port);
     for (name, open) in names.iter().zip(&each) {
         if let Open::Yes { by_rule } = open
             && (*by_rule || (flow.protocol == Protocol::Tcp && !raw_on_web))
@@ -156,7 +157,7 @@ fn fits(rule: &Rule, peer: &Peer, flow: &Flow<'_>) -> Match {
             _ => return Match::No,
         }
     }
-    let hidden = matches!(flow.evidence, Evidence::Tls { ech: true, .. } | Evidence::Pinned(_));
+    let hidden = matches!(flow.evidence, Evidence::Tls { ech: true, .. } | Evidence::Pinned { .. });
     if c.ech == Ech::Deny && hidden {
         return Match::No;
     }
