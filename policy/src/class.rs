@@ -129,13 +129,28 @@ pub fn host_service(address: IpAddr) -> Option<IpNet> {
     }
     let IpAddr::V6(v6) = address else { return None };
     let bits = v6.to_bits();
-    let low = carried(address).is_some() || special(address).is_some() || is_isatap(v6);
-    // 6to4 has it behind its prefix (RFC 3056, section 2), all others at their end.
+    // 6to4 has it behind its prefix (RFC 3056, section 2).
     let six_to_four = (bits >> 112 == 0x2002).then_some((bits >> 80) & 0xffff_ffff);
-    let inner = [low.then_some(bits & 0xffff_ffff), six_to_four];
+    let inner = match (carried(address), special(address)) {
+        (Some(v4), _) => [Some(v4.to_bits().into()); 6],
+        (None, Some(_)) => translated(bits),
+        (None, None) => [None; 6],
+    };
     let v4 = |bits: u128| u32::try_from(bits).ok().map(Ipv4Addr::from_bits);
-    let found = inner.into_iter().flatten().filter_map(v4).any(|v4| of(v4.into()).is_some());
-    found.then(|| address.into())
+    let mut inner = inner.into_iter().chain([six_to_four]).flatten().filter_map(v4);
+    inner.any(|v4| of(v4.into()).is_some()).then(|| address.into())
+}
+
+/// The IPv4 addresses that stand in these bits behind prefixes of 96 bits and of 64, 56, 48, 40 and 32,
+/// of which a translator may have any in a network for local use (RFC 6052, section 2.2; RFC 8215).
+/// Bits 64 to 71 are nobody's, and 0; what stands behind the address is read over.
+fn translated(bits: u128) -> [Option<u128>; 6] {
+    let around = (bits >> 56) & 0xff == 0;
+    let behind = |prefix: u32| {
+        let without = ((bits >> 64) << 56) | (bits & 0x00ff_ffff_ffff_ffff);
+        around.then_some((without >> (88 - prefix)) & 0xffff_ffff)
+    };
+    [Some(bits & 0xffff_ffff), behind(64), behind(56), behind(48), behind(40), behind(32)]
 }
 
 /// RFC 5214, section 6.1: an interface identifier `[02]00:5efe` and an IPv4 address, in any prefix.

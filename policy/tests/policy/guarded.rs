@@ -51,6 +51,43 @@ fn block(address: &str) -> &'static str {
     }
 }
 
+/// 169.254.169.254 where RFC 6052, section 2.2, puts it behind prefixes of each length: in the network
+/// for local use of RFC 8215, and in private ones.
+const TRANSLATED: [&str; 10] = [
+    "64:ff9b:1:a9fe:a9:fe00::",
+    "64:ff9b:1:aaa9:fe:a9fe::",
+    "64:ff9b:1:aaaa:a9:fea9:fe00:0",
+    "64:ff9b:1:aaaa::a9fe:a9fe",
+    "fd00:64:a9fe:a9fe::",
+    "fd00:64:aaa9:fea9:fe::",
+    "fd00:64:aaaa:a9fe:a9:fe00::",
+    "fd00:64:aaaa:aaa9:fe:a9fe::",
+    "fd00:64:aaaa:aaaa:a9:fea9:fe00:0",
+    "fd00:64:aaaa:aaaa::a9fe:a9fe",
+];
+
+/// Promise 10. Attacks C04 and F04. A translator (NAT64) reads over what stands behind the address.
+#[test]
+fn a_metadata_service_is_known_behind_a_translators_prefix_of_any_length() {
+    for address in TRANSLATED {
+        let bits = address.parse::<std::net::Ipv6Addr>().expect("an address").to_bits();
+        for address in [bits, bits | 1].map(|bits| std::net::Ipv6Addr::from_bits(bits).to_string())
+        {
+            let named = allows(&address);
+            let refused = told(&[(Layer::Sandbox, named.clone())], &address);
+            assert_eq!(
+                refused.code.map(|code| code.as_str()),
+                Some("private-address"),
+                "{address}"
+            );
+            let layers = [(Layer::Platform, named.clone()), (Layer::Sandbox, named)];
+            assert_eq!(told(&layers, &address).code, None, "{address}: the operator's rule");
+        }
+        let other = address.replace("a9", "a8");
+        assert_eq!(told(&[(Layer::Sandbox, allows(&other))], &other).code, None, "{other}");
+    }
+}
+
 /// Promise 10. Attack F04.
 #[test]
 fn a_rule_of_a_tenant_or_a_sandbox_opens_no_metadata_service() {
