@@ -17,6 +17,8 @@ const MARK: &[u8] = b"\xef\xbb\xbf";
 const MAX_BLANK: usize = 16;
 /// Where a request line that begins like most of them has shown it, longest method included.
 const MAX_START: usize = 64;
+/// How much of a line that begins as no request should is counted in words.
+const MAX_PROSE: usize = 512;
 /// Longer than the first line of any protocol of lines; what has no end by then is HTTP, or nothing.
 const MAX_LINE: usize = 8192;
 
@@ -47,9 +49,9 @@ impl Line {
             None => Sniffed::NeedMore,
             Some(_) if blanks.iter().any(|byte| is_odd_space(*byte)) => self.end(line),
             Some(_) if line.len() < MARK.len() && MARK.starts_with(line) => Sniffed::NeedMore,
-            Some(b'"') => self.end(line),
-            Some(first) if is_token(*first) || line.starts_with(MARK) => self.end(line),
-            Some(_) => Sniffed::Other,
+            Some(first) if first.is_ascii_control() => Sniffed::Other,
+            Some(first) if !is_token(*first) && is_prose(line) => Sniffed::Other,
+            Some(_) => self.end(line),
         }
     }
 
@@ -92,6 +94,21 @@ fn begins_request(line: &[u8]) -> bool {
         && (method.eq_ignore_ascii_case(b"CONNECT")
             || matches!(target, [b'/' | b'*', ..])
             || target.get(..4).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"http")))
+}
+
+/// Whether this has more words than a request line, however its words are parted: some servers part them by
+/// one space, others by any white space. Whatever begins with no token is a request to few, and is
+/// mostly a document (`<?xml ..`, `{ ..`) whose sender may end no line before it is answered.
+fn is_prose(line: &[u8]) -> bool {
+    let line = line.get(..MAX_PROSE).unwrap_or(line);
+    let third_is_other = |parts: fn(&u8) -> bool| {
+        let mut words = line.split(parts).filter(|word| !word.is_empty());
+        let begins =
+            |word: &[u8]| word.iter().zip(VERSION).all(|(byte, of)| byte.eq_ignore_ascii_case(of));
+        words.nth(2).is_some_and(|word| !begins(word))
+    };
+    third_is_other(|byte| *byte == b' ')
+        && third_is_other(|byte| b" \t\r\n".contains(byte) || is_odd_space(*byte))
 }
 
 /// White space of other alphabets, by which Python's `str.split` parts what it read as Latin-1, in front of

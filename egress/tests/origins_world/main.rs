@@ -34,7 +34,7 @@ deny = ["evil.example.com"]
 "#;
 
 /// Requests that servers were found to read in different ways, beside those of the suite; `~` is the
-/// rest of a head that is good.
+/// rest of a head that is good, and a character from U+E000 to U+E0FF its low byte alone.
 const CASES: &[&str] = &[
     "GET /a?b=c%20d HTTP/1.1~\r\n",
     "GET /a//b/%2e%2e/c HTTP/1.1~\r\n",
@@ -90,6 +90,25 @@ const CASES: &[&str] = &[
     "GET \u{e9} HTTP/1.1~\r\n",
     "\"GET /28 HTTP/1.1~\r\n",
     "\u{feff}GET /29 HTTP/1.1~\r\n",
+    // As Latin-1, by whose white space Python parts a line.
+    "GET\u{e01c}/30 HTTP/1.1~\r\n",
+    "GET\u{e01f}/31\u{e01e}HTTP/1.1~\r\n",
+    "GET\u{e085}/32 HTTP/1.1~\r\n",
+    "GET \u{e0a0}/33 HTTP/1.1~\r\n",
+    "GET /34\u{e0a0}HTTP/1.1~\r\n",
+    "\u{e085}GET /35 HTTP/1.1~\r\n",
+    "\u{e0a0}\u{e01d}GET\u{e0a0}/36\u{e085}HTTP/1.1~\r\n",
+    "GET /37\u{e0a0} HTTP/1.1~\r\n",
+    "G\u{e0a0}T /38 HTTP/1.1~\r\n",
+    "GET\u{a0}/39 HTTP/1.1~\r\n",
+    "\u{85}GET /40 HTTP/1.1~\r\n",
+    "\u{e9}GET /41 HTTP/1.1~\r\n",
+    "\u{e0ff}GET /42 HTTP/1.1~\r\n",
+    "(GET /43 HTTP/1.1~\r\n",
+    "{\"GET\" /44 HTTP/1.1~\r\n",
+    "<GET\t/45 HTTP/1.1~\r\n",
+    "/GET\tx\ty /46 HTTP/1.1~\r\n",
+    "@  /47  http/1.1~\r\n",
 ];
 
 /// What follows each, to be read as part of it where a server reads it otherwise.
@@ -97,6 +116,18 @@ const BEHIND: &str = "GET /behind HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
 
 /// A length that is not known, of a body that was cut short.
 const CUT: usize = usize::MAX;
+
+/// What is sent for a text.
+fn bytes(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for char in text.chars() {
+        match u32::from(char).to_be_bytes() {
+            [0, 0, 0xe0, byte] => bytes.push(byte),
+            _ => bytes.extend(char.to_string().bytes()),
+        }
+    }
+    bytes
+}
 
 /// Whether a server read the request as it was written. Some do not say how long the body was, and
 /// one has no word for `*`.
@@ -126,7 +157,8 @@ fn every_server_reads_what_was_judged() {
         judged(&place);
         let (mut read, mut refused) = (0, 0);
         for (name, text) in &texts {
-            say(&place, 80, text.as_bytes()).await;
+            let text = bytes(text);
+            say(&place, 80, &text).await;
             let bytes = std::mem::take(&mut *kept.lock().expect("unpoisoned"));
             let mut wanted: Vec<Written> =
                 bytes.iter().flat_map(|bytes| written(bytes).0).collect();
@@ -143,7 +175,7 @@ fn every_server_reads_what_was_judged() {
                 }),
             );
             for server in &servers {
-                let answer = say(&place, server.port, text.as_bytes()).await;
+                let answer = say(&place, server.port, &text).await;
                 assert_eq!(judged(&place).len(), wanted.len(), "{}: {name}", server.name);
                 let errors =
                     answer.matches("HTTP/1.1 4").count() + answer.matches("HTTP/1.1 5").count();
