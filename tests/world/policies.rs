@@ -5,8 +5,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use fault::Point;
 use serde_json::json;
 use world::client::{self, End, PATIENT};
+use world::daemon::Answer;
 use world::origin::port;
 use world::poll::eventually;
 use world::wire::Seen;
@@ -46,6 +48,31 @@ fn a_tightened_policy_cuts_the_open_flow_it_denies_and_no_other() {
     assert_eq!(end, End::Reset);
     assert!(echoes(&mut one));
     guest.event(&[("kind", "connection"), ("code", "policy-changed")]);
+}
+
+/// Promise 18. A connection that was cut and is not over is told as such, by each write, until it is.
+#[test]
+fn a_write_says_what_it_has_cut_and_what_is_not_over_in_spite_of_it() {
+    let world = World::new();
+    let site = world.site("site");
+    let guest = world.guest(&allow_echo(&site));
+    world.daemon().arm(Point::ConnectionDecided, "stall");
+    let mut stream = open_echo(&guest, &site);
+    stream.write_all(b"ping\r\n").expect("sent");
+    world.daemon().stalls(Point::ConnectionDecided);
+    let mark = world.mark();
+    let denied = guest.set_policy("");
+    let told = |answer: &Answer| (answer.json["cut"].clone(), answer.json["closing"].clone());
+    assert_eq!(told(&denied), (json!(1), json!(1)), "{}", denied.text);
+    let again = guest.set_policy("");
+    assert_eq!(told(&again), (json!(0), json!(1)), "still: {}", again.text);
+    world.daemon().release();
+    let over = guest.set_policy("");
+    assert_eq!(told(&over), (json!(0), json!(0)), "{}", over.text);
+    let end = client::read_to_end(&mut stream, &mut Vec::new(), PATIENT);
+    assert_eq!(end, End::Reset);
+    let carries = |seen: &Seen| seen.is_to(site.ip) && seen.payload > 0;
+    assert_eq!(world.sent_since(mark, carries), []);
 }
 
 /// Promise 18. The next connection is judged by the new policy.
