@@ -175,14 +175,17 @@ pub struct Sandbox {
     pub reason: Option<String>,
     /// What runs it.
     pub driver: Driver,
-    /// Its slot on the node.
-    pub slot: u16,
+    /// Its slot on the node. This, its tap and where that is are told to the operator only.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub slot: Option<u16>,
     /// The name of its tap.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(example = "pt1")]
-    pub tap: String,
+    pub tap: Option<String>,
     /// The network namespace that the tap is in.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(example = "postern")]
-    pub netns: String,
+    pub netns: Option<String>,
     /// Its address inside, the same in every guest.
     #[schema(value_type = String, example = "169.254.100.2")]
     pub guest_ip: IpAddr,
@@ -193,9 +196,10 @@ pub struct Sandbox {
     pub memory_mib: u32,
     /// Virtual CPUs.
     pub vcpus: u8,
-    /// Moves when the sandbox becomes another one: re-creation, cold boot, clone.
+    /// Moves when the sandbox becomes another one: re-creation, cold boot, clone. It grows, with the
+    /// time and not by ones.
     pub incarnation: u64,
-    /// The newest revision among the policies in force.
+    /// The newest revision among the policies in force. It grows likewise.
     #[schema(value_type = u64)]
     pub revision: Revision,
     /// `observe` when a layer in force only records what it refuses.

@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use dns::Pinned;
 use policy::judge::Target;
@@ -151,6 +152,9 @@ impl Judged {
 pub(crate) struct Flows {
     cap: usize,
     meter: Meter,
+    /// The number of the next one. The first is random: no two on this node are the same, restarts or
+    /// not, and those of one guest say nothing of how many others have.
+    next: AtomicU64,
     table: Mutex<Table>,
     emptied: Notify,
 }
@@ -203,16 +207,12 @@ pub(crate) struct Flow {
     flows: Arc<Flows>,
 }
 
-/// Numbers of connections: unique on this node across restarts, and exact in a JSON number.
-static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| {
-    let since = fault::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
-    AtomicU64::new(u64::try_from(since.as_micros()).unwrap_or(1))
-});
-
 impl Flows {
     /// An empty register that takes `cap` connections.
     pub(crate) fn new(cap: usize, meter: Meter) -> Arc<Self> {
-        Arc::new(Self { cap, meter, table: Mutex::default(), emptied: Notify::new() })
+        // Twelve bits less than there are: exact in a JSON number, however many follow.
+        let next = AtomicU64::new(RandomState::new().hash_one(cap) >> 12);
+        Arc::new(Self { cap, meter, next, table: Mutex::default(), emptied: Notify::new() })
     }
 
     /// Registers a connection; none over the cap, or once the register is shut.
@@ -221,7 +221,7 @@ impl Flows {
         if table.shut || table.open.len() >= self.cap {
             return None;
         }
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
         let entry = Arc::<Entry>::default();
         table.open.insert(id, Arc::clone(&entry));
         self.meter.opened();

@@ -309,6 +309,8 @@ impl Api {
     }
 
     pub(crate) fn shown(&self, caller: &Caller, sandbox: &lifecycle::Sandbox) -> Sandbox {
+        // Which slot is the next one tells how many others there are.
+        let whole = caller.is_operator();
         let meter = self.0.router.meter(sandbox.slot);
         let traffic = meter.map_or_else(Traffic::default, |meter| Traffic {
             open_flows: u64::try_from(meter.open()).unwrap_or(u64::MAX),
@@ -324,9 +326,9 @@ impl Api {
                 lifecycle::Driver::Qemu => Driver::Qemu,
                 lifecycle::Driver::External => Driver::External,
             },
-            slot: sandbox.slot.number(),
-            tap: sandbox.tap.clone(),
-            netns: sandbox.netns.clone(),
+            slot: whole.then(|| sandbox.slot.number()),
+            tap: whole.then(|| sandbox.tap.clone()),
+            netns: whole.then(|| sandbox.netns.clone()),
             guest_ip: policy::net::GUEST_IP.into(),
             egress: sandbox.egress.clone(),
             memory_mib: sandbox.memory_mib,
@@ -338,7 +340,7 @@ impl Api {
                 PolicyMode::Observe => Mode::Observe,
             },
             closed_by: sandbox.closed_by.clone(),
-            pid: sandbox.pid.filter(|_| caller.is_operator()),
+            pid: sandbox.pid.filter(|_| whole),
             on_idle: rest::shown(sandbox.on_idle),
             idle_after: sandbox.idle_after.map(Span),
             awake: sandbox.awake.map(str::to_owned),

@@ -125,12 +125,12 @@ impl Create {
 }
 
 fn done(made: &Sandbox) -> String {
-    match made.driver {
-        Driver::Qemu => format!("{} is {}", made.name, made.state),
-        Driver::External => format!(
-            "{} is {}: open the tap {} in the network namespace {}",
-            made.name, made.state, made.tap, made.netns
-        ),
+    let is = format!("{} is {}", made.name, made.state);
+    match (made.driver, &made.tap, &made.netns) {
+        (Driver::External, Some(tap), Some(netns)) => {
+            format!("{is}: open the tap {tap} in the network namespace {netns}")
+        }
+        _ => is,
     }
 }
 

@@ -53,7 +53,7 @@ fn row(sandbox: &Sandbox, screen: &Screen) -> Vec<String> {
         state(sandbox, screen),
         mode(sandbox, screen),
         driver(sandbox),
-        sandbox.tap.clone(),
+        sandbox.tap.clone().unwrap_or_default(),
         sandbox.traffic.open_flows.to_string(),
         bytes(sandbox.traffic.bytes_out),
         bytes(sandbox.traffic.bytes_in),
@@ -95,7 +95,6 @@ impl Show {
                 ("driver", driver(found)),
                 ("memory", format!("{} MiB", found.memory_mib)),
                 ("vcpus", found.vcpus.to_string()),
-                ("tap", format!("{} in {}", found.tap, found.netns)),
                 ("guest address", found.guest_ip.to_string()),
                 ("egress", egress.join(", ")),
                 ("policy revision", found.revision.to_string()),
@@ -106,6 +105,9 @@ impl Show {
                 ("bytes out", bytes(found.traffic.bytes_out)),
                 ("bytes in", bytes(found.traffic.bytes_in)),
             ];
+            if let (Some(tap), Some(netns)) = (&found.tap, &found.netns) {
+                pairs.insert(6, ("tap", format!("{tap} in {netns}")));
+            }
             if let Some(reason) = &found.reason {
                 pairs.insert(3, ("reason", reason.clone()));
             }

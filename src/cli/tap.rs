@@ -13,7 +13,7 @@ use policy::{SandboxName, Slot};
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::problem::Problem;
+use crate::problem::{Kind, Problem};
 use crate::wire::{Driver, Sandbox};
 
 #[derive(Debug, clap::Args)]
@@ -53,9 +53,13 @@ impl Tap {
 
 /// Opens the tap on a thread in the guests' namespace; this one stays where it is.
 fn open(sandbox: &Sandbox) -> Result<OwnedFd, Error> {
-    let path = Path::new("/run/netns").join(&sandbox.netns);
+    let Some((netns, number)) = sandbox.netns.as_ref().zip(sandbox.slot) else {
+        let problem = Problem::new(Kind::Forbidden, "its tap is the operator's to open");
+        return Err(problem.fix("ask over the unix socket of the daemon's machine").into());
+    };
+    let path = Path::new("/run/netns").join(netns);
     let failed = |doing, source| Error::Prepare { doing, path: path.clone(), source };
-    let slot = Slot::new(sandbox.slot).ok_or_else(|| Error::Answer("no such slot".to_owned()))?;
+    let slot = Slot::new(number).ok_or_else(|| Error::Answer("no such slot".to_owned()))?;
     let netns = std::fs::File::open(&path).map_err(|source| failed("opening", source))?;
     let entered = std::thread::spawn(move || {
         setns(&netns, CloneFlags::CLONE_NEWNET).map_err(std::io::Error::from)?;

@@ -424,6 +424,8 @@ fn a_write_that_the_journal_refuses_changes_nothing_and_is_told() {
         assert_eq!(refused.status, 500, "{}", refused.text);
         open.goes_on().expect("the old policy is whole");
     }
+    let shown = world.api("GET", &format!("/v1/sandboxes/{}", guest.name), &[]);
+    assert_eq!(shown.json["revision"], before.json["revision"], "a refused write moves no revision");
     let hello = client::client_hello(&world.authority, &other.name);
     let reply = guest.run(|| client::exchange(other.at(443), &[&hello], PATIENT));
     assert!(reply.alert().is_some(), "{reply:?}");
@@ -433,6 +435,6 @@ fn a_write_that_the_journal_refuses_changes_nothing_and_is_told() {
     assert_eq!((after.status, &after.json["cut"]), (200, &json!(1)), "{}", after.text);
     let moved =
         |answer: &world::daemon::Answer| answer.json["revision"].as_u64().expect("a number");
-    assert_eq!(moved(&after), moved(&before) + 1, "a refused write uses up no revision");
+    assert!(moved(&after) > moved(&before));
     assert!(open.is_reset());
 }

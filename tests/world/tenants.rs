@@ -1,13 +1,15 @@
 //! The control API over TCP: a token is a tenant's, and a tenant is alone.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use world::client::PATIENT;
 use world::daemon::{Answer, Request};
 use world::netns::DIRECTORY_PREFIX;
-use world::origin::sum;
+use world::origin::{port, sum};
 use world::poll::eventually;
 use world::world::HOST;
-use world::{World, allow, client};
+use world::{Guest, World, allow, client};
 
 const PORT: u16 = 7777;
 
@@ -92,6 +94,52 @@ fn a_token_sees_and_touches_only_its_tenants_sandboxes() {
     );
     assert_eq!(ask(&world, "b", "DELETE", &format!("/v1/sandboxes/{other}"), &[]).status, 204);
     assert_eq!(ask(&world, "a", "GET", &format!("/v1/sandboxes/{own}"), &[]).status, 200);
+}
+
+/// Promise 22. Slots are taken in order, and numbers that all tenants move count what the others do.
+#[test]
+fn a_tenant_is_shown_no_device_and_no_number_that_tells_what_others_do() {
+    let world = world_with_tokens();
+    let site = world.site("site");
+    let rules = format!("[[rule]]\nallow = [\"{}\"]\nports = [{}]\n", site.ip, port::ECHO);
+    let (own, other) = (world.guest_of("a", &rules), world.guest_of("b", &rules));
+    let path = format!("/v1/sandboxes/{}", own.name);
+    let told = ask(&world, "a", "GET", &path, &[]);
+    let whole = ask(&world, "all", "GET", &path, &[]);
+    for field in ["slot", "tap", "netns"] {
+        assert!(told.json.get(field).is_none(), "{field}: {}", told.text);
+        assert!(whole.json.get(field).is_some(), "control: the operator's: {}", whole.text);
+    }
+    let again = |rules: &str| own.set_policy(rules).json["revision"].as_u64().expect("a number");
+    let (first, pause) = (again(""), Duration::from_millis(100));
+    std::thread::sleep(pause);
+    assert!(again(&rules) >= first + 100, "it follows the clock, and counts nothing");
+    let born = |name: &str| {
+        let made = world.create(name, "a", "").json["incarnation"].as_u64().expect("a number");
+        assert_eq!(world.api("DELETE", &format!("/v1/sandboxes/{name}"), &[]).status, 204);
+        made
+    };
+    let first = born(&world.fresh_name());
+    std::thread::sleep(pause);
+    assert!(born(&world.fresh_name()) >= first + 100);
+
+    let speak = |guest: &Guest<'_>| {
+        let (to, word) = (site.at(port::ECHO), b"word\r\n");
+        let whole = |bytes: &[u8]| bytes.len() >= word.len();
+        let echoed = guest.run(|| client::exchange_until(to, &[word], PATIENT, whole));
+        assert_eq!(echoed.bytes, word);
+    };
+    speak(&own);
+    (0..3).for_each(|_| speak(&other));
+    speak(&own);
+    let flows = eventually("both are told", PATIENT, || {
+        let query = format!("/v1/events?sandbox={}&outcome=allow", own.name);
+        let told = ask(&world, "a", "GET", &query, &[]).text;
+        let records = told.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let flows: Vec<u64> = records.filter_map(|record| record["flow"].as_u64()).collect();
+        <[u64; 2]>::try_from(flows).ok()
+    });
+    assert_eq!(flows[1], flows[0] + 1, "numbers of its own");
 }
 
 /// Promise 22. What went wrong on the node is told to its tenants in general, and to the operator, over either

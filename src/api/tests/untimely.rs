@@ -83,7 +83,7 @@ async fn what_a_caller_began_is_done_whole_when_the_caller_leaves() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_goes_although_the_journal_cannot_be_written_and_is_gone_when_it_can() {
     let daemon = Daemon::start().await;
-    let tap = daemon.create("demo", "default").await.tap;
+    let tap = daemon.create("demo", "default").await.tap.expect("the operator is told");
     let there = || {
         let mut ip = std::process::Command::new("ip");
         let shown = ip.args(["-n", &daemon.netns, "link", "show", &tap]).output();
