@@ -83,6 +83,7 @@ pub async fn examine(config: &Config) -> Report {
     checks.extend(checks::machine(config).await);
     checks.push(checks::upstreams(config).await);
     checks.extend(checks::policies(config).await);
+    checks.extend(checks::rest(config));
     checks.extend(neighbours::private(config).await);
     if let Ok(found) = tokio::task::spawn_blocking(neighbours::tracking).await {
         checks.push(found);
@@ -115,6 +116,7 @@ async fn essential(config: &Config) -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Span;
 
     #[tokio::test]
     async fn a_folder_it_makes_is_not_open_to_everybody() {
@@ -153,6 +155,16 @@ mod tests {
         assert!(of("state").found.contains("will be made"), "{:?}", of("state"));
         assert_eq!(of("audit").status, Status::Fail, "{:?}", of("audit"));
         assert_eq!(of("memory").status, Status::Fail, "{:?}", of("memory"));
+    }
+
+    #[test]
+    fn a_slot_that_rests_for_less_than_its_ports_is_told() {
+        let mut config = Config::default();
+        assert!(checks::rest(&config).is_none(), "control: the usual");
+        config.guests.slot_rest = Span::seconds(59);
+        let told = checks::rest(&config).expect("a check");
+        assert_eq!(told.status, Status::Warn);
+        assert!(told.found.contains("59s"), "{told:?}");
     }
 
     #[tokio::test]

@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::doctor::Check;
 use crate::error::chain;
 use crate::host;
+use crate::units::Span;
 use crate::wire::{Mode, Sandbox, Sandboxes};
 
 /// Rules of every kind that the fence is made of.
@@ -46,6 +47,8 @@ const CAPABILITIES: &[(&str, u32)] = &[
 
 /// Room below which the state folder is called full, in bytes.
 const ROOM: u64 = 1 << 30;
+/// How long the kernel keeps a port whose connection our side ended (`TCP_TIMEWAIT_LEN`).
+const TIME_WAIT: Span = Span::seconds(60);
 
 /// How long a daemon that runs may take to list its sandboxes.
 pub(crate) const LISTING: Duration = Duration::from_secs(2);
@@ -293,6 +296,16 @@ fn acceleration(choice: &vmm::qemu::Choice) -> Check {
             Check::warn("acceleration", found, remedy)
         }
     }
+}
+
+/// A slot that is given away again while ports of its last guest rest, in TIME-WAIT, has fewer of them.
+pub(crate) fn rest(config: &Config) -> Option<Check> {
+    let rest = config.guests.slot_rest;
+    (rest < TIME_WAIT).then(|| {
+        let found = format!("a slot rests for {rest}, and ports of its last guest for a minute");
+        let remedy = "set `guests.slot_rest` to 1m, or expect new sandboxes with few ports left";
+        Check::warn("slots", found, remedy)
+    })
 }
 
 /// Whether anybody answers questions. That a name does not exist is an answer too; `example.com` is
