@@ -58,5 +58,33 @@ fn decisions(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decisions);
+/// The dearest policy that is accepted, in as many layers, and the dearest path.
+fn dearest(c: &mut Criterion) {
+    let host = Host::parse("api.example.com").expect("host");
+    let text = |rules: usize| -> String {
+        let rule = |rule: usize| {
+            let glob = format!("/**/*{}{:02}*/**", "a*".repeat(12), rule);
+            format!("[[rule]]\nallow = [\"api.example.com\"]\npaths = [\"{glob}\"]\n")
+        };
+        (0..rules).map(rule).collect()
+    };
+    let most = (1..64).rev().find(|rules| Policy::from_toml(&text(*rules)).is_ok());
+    let policy = Policy::from_toml(&text(most.expect("a policy"))).expect("policy");
+    let mut group = c.benchmark_group("judge-dearest");
+    for (what, segment) in [("plain", "a".repeat(15)), ("parameter", "a".repeat(13) + ";a")] {
+        let path = format!("/{segment}").repeat(255);
+        let evidence = Evidence::Request { authority: &host, method: "GET", path: &path };
+        let flow = Flow { protocol: Protocol::Tcp, port: 80, destination: None, evidence };
+        for layers in 1..=3 {
+            let named = Layer::ALL.map(|layer| (layer, &policy));
+            let compiled = Compiled::new(named.get(..layers).expect("layers"), Revision(1));
+            group.bench_with_input(BenchmarkId::new(what, layers), &flow, |b, flow| {
+                b.iter(|| black_box(compiled.judge(black_box(flow))));
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decisions, dearest);
 criterion_main!(benches);

@@ -425,7 +425,10 @@ fn a_write_that_the_journal_refuses_changes_nothing_and_is_told() {
         open.goes_on().expect("the old policy is whole");
     }
     let shown = world.api("GET", &format!("/v1/sandboxes/{}", guest.name), &[]);
-    assert_eq!(shown.json["revision"], before.json["revision"], "a refused write moves no revision");
+    assert_eq!(
+        shown.json["revision"], before.json["revision"],
+        "a refused write moves no revision"
+    );
     let hello = client::client_hello(&world.authority, &other.name);
     let reply = guest.run(|| client::exchange(other.at(443), &[&hello], PATIENT));
     assert!(reply.alert().is_some(), "{reply:?}");

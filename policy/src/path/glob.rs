@@ -14,6 +14,9 @@ const MAX_GLOB: usize = 512;
 /// What looking for one part along a whole path weighs, in bytes of a glob that are compared once.
 const SEARCH: usize = 512;
 
+/// Longest piece of a glob that is compared at each place of a segment.
+const SHORT: usize = 16;
+
 /// A glob over canonical paths: `*` is any run within a segment, a segment `**` is one or more
 /// whole segments.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,9 +148,26 @@ fn fits(part: &str, segment: &str) -> bool {
         return false;
     };
     middle.into_iter().flat_map(|middle| middle.split('*')).all(|piece| {
-        let found = rest.split_once(piece);
-        found.map(|(_, after)| rest = after).is_some()
+        let found = found_in(rest, piece);
+        found.map(|after| rest = after).is_some()
     })
+}
+
+/// What is behind the first place of a piece. Short ones, of which a glob may have many, are compared at
+/// each place: to set a search up that is fast for any length takes longer.
+fn found_in<'s>(text: &'s str, piece: &str) -> Option<&'s str> {
+    match piece.as_bytes() {
+        [] => Some(text),
+        [only] => {
+            let at = text.bytes().position(|there| there == *only)?;
+            text.get(at + 1..)
+        }
+        short if short.len() <= SHORT => {
+            let at = text.as_bytes().windows(short.len()).position(|there| there == short)?;
+            text.get(at + short.len()..)
+        }
+        _ => text.split_once(piece).map(|(_, after)| after),
+    }
 }
 
 impl fmt::Display for PathGlob {
