@@ -102,6 +102,10 @@ async fn guarded(
         tracing::warn!("journeys cut off: the next daemon undoes what is half made");
     }
     router.close().await;
+    if let Err(error) = keeper.closed().await {
+        let error = &error as &dyn std::error::Error;
+        tracing::warn!(error, "ends of connections may be recorded again by the next daemon");
+    }
     let _ = fs::remove_file(&config.api.socket);
     Ok(())
 }

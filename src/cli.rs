@@ -233,6 +233,8 @@ mod tests {
             "postern create demo --on-idle never --ttl 2h --max-life 7d",
             "postern create demo --idle-after 1m --on-idle delete",
             "postern standby demo",
+            "postern standby demo --wake-at 2026-12-01T07:00:00Z",
+            "postern standby demo --wake-in 8h --json",
             "postern resume demo --json",
             "postern keep-awake demo --for 10m",
             "postern renew demo",
@@ -280,6 +282,8 @@ mod tests {
             ("postern --url https://x ls", "http://host:port"),
             ("postern keep-awake demo --for long", "span of time"),
             ("postern connect demo 0", "1..=65535"),
+            ("postern standby demo --wake-at 07:00", "RFC 3339"),
+            ("postern standby demo --wake-in 8h --wake-at 2026-12-01T07:00:00Z", "cannot be used"),
             ("postern frobnicate", "unrecognized"),
         ] {
             let error = parsed(line).expect_err(line).to_string();

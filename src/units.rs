@@ -1,10 +1,13 @@
-//! Sizes and spans of time as people write them: `256M`, `64MiB`, `1500ms`, `5s`, `2h`.
+//! Sizes, spans and points of time as people write them: `256M`, `64MiB`, `1500ms`, `5s`, `2h`,
+//! `2026-12-01T07:00:00Z`.
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 /// A number of bytes. Written with K, M, G or T (powers of 1024; `KiB` and so on mean the same).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -16,7 +19,12 @@ pub struct Size(pub u64);
 #[serde(try_from = "String", into = "String")]
 pub struct Span(pub Duration);
 
-/// A text that is not a size or a span.
+/// A point of time. Written as RFC 3339.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Moment(pub OffsetDateTime);
+
+/// A text that is not a size, a span or a point of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {
@@ -26,6 +34,9 @@ pub enum UnitError {
     /// Not a span.
     #[error("is not a span of time; write a whole number and ms, s, m, h or d, as in `5s`")]
     Span,
+    /// Not a point of time.
+    #[error("is not a time; write it as RFC 3339, as in `2026-12-01T07:00:00Z`")]
+    Moment,
 }
 
 const SIZES: &[(&str, u64)] =
@@ -62,6 +73,41 @@ impl FromStr for Span {
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let millis = scaled(text, SPANS).ok_or(UnitError::Span)?;
         Ok(Self(Duration::from_millis(millis)))
+    }
+}
+
+impl Moment {
+    /// By the clock on the wall.
+    #[must_use]
+    pub fn time(self) -> SystemTime {
+        self.0.into()
+    }
+}
+
+impl FromStr for Moment {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        OffsetDateTime::parse(text, &Rfc3339).map(Self).map_err(|_| UnitError::Moment)
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Every year that can be read can be written.
+        f.write_str(&self.0.format(&Rfc3339).unwrap_or_default())
+    }
+}
+
+impl TryFrom<String> for Moment {
+    type Error = UnitError;
+    fn try_from(text: String) -> Result<Self, UnitError> {
+        text.parse()
+    }
+}
+
+impl From<Moment> for String {
+    fn from(moment: Moment) -> Self {
+        moment.to_string()
     }
 }
 
@@ -130,6 +176,21 @@ mod tests {
         for (text, millis) in [("1500ms", 1500), ("5s", 5000), ("2h", 7_200_000), ("0ms", 0)] {
             assert_eq!(text.parse(), Ok(Span(Duration::from_millis(millis))));
             assert_eq!(Span(Duration::from_millis(millis)).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_point_of_time_is_read_and_written_as_rfc_3339() {
+        for text in ["2026-12-01T07:00:00Z", "2026-12-01T07:00:00+02:00"] {
+            assert_eq!(text.parse::<Moment>().map(|at| at.to_string()).as_deref(), Ok(text));
+        }
+        let at = |text: &str| text.parse::<Moment>().map(Moment::time);
+        assert_eq!(
+            at("1970-01-01T02:00:07+02:00"),
+            Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(7))
+        );
+        for bad in ["", "07:00", "2026-12-01", "2026-12-01T07:00:00", "tomorrow", "1764572400"] {
+            assert_eq!(at(bad), Err(UnitError::Moment), "{bad}");
         }
     }
 

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::problem::Problem;
-use crate::units::{Size, Span};
+use crate::units::{Moment, Size, Span};
 
 pub use crate::wire::usage::{Carried, Usage, UsageBy, Used};
 
@@ -129,6 +129,21 @@ pub struct Create {
     pub cold_boot: Option<ColdBoot>,
 }
 
+/// When a sandbox that is put to sleep is to be woken, unless somebody does before; none: it is not by
+/// itself. Give one of the two, or none.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Standby {
+    /// At this time, RFC 3339, at most 3650 days from now.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<String>, example = "2026-12-01T07:00:00Z")]
+    pub wake_at: Option<Moment>,
+    /// So long from now.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<String>, example = "8h")]
+    pub wake_in: Option<Span>,
+}
+
 /// How long to keep a sandbox awake.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -218,13 +233,26 @@ pub struct Sandbox {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(value_type = Option<String>, example = "15s")]
     pub idle_after: Option<Span>,
-    /// Why it is awake; none while it is not.
+    /// Why it is awake: what keeps it so longest; none while it is not.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(example = "bytes passed")]
     pub awake: Option<String>,
+    /// All that keeps it awake, what does so longest first.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub awake_by: Vec<Awake>,
     /// Seconds until it is idle, if nothing goes on meanwhile; none where nobody knows.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub idle_in: Option<u64>,
+    /// Seconds until it is woken, while it sleeps; none: by whoever wants something of it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub wakes_in: Option<u64>,
+    /// Why it is woken then.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "it was asked for")]
+    pub wakes_because: Option<String>,
+    /// When it is to be woken, as it was asked for, RFC 3339 in UTC.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub wake_at: Option<String>,
     /// Seconds until it is removed; none: not by itself.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub expires_in: Option<u64>,
@@ -247,6 +275,19 @@ pub struct Sandbox {
     /// is made, and never again.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
+}
+
+/// Something that keeps a sandbox awake.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Awake {
+    /// `start`, `bytes`, `processors`, `call`, `lease`, `failure` (to put it to sleep), `driver` (it cannot
+    /// be put to sleep) or `never`.
+    #[schema(example = "bytes")]
+    pub by: String,
+    /// For so many seconds, if nothing goes on meanwhile; none where nobody knows.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(rename = "for")]
+    pub seconds: Option<u64>,
 }
 
 /// Counters of a sandbox.

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use dns::Pinned;
+use policy::audit::Kind;
 use policy::judge::Target;
 use policy::{Compiled, Denial, Evidence, Flow as Judgeable, Host, OwnAddresses, Permit};
 use policy::{Protocol, Verdict};
@@ -66,6 +67,14 @@ impl Basis {
             Self::Request { .. } | Self::Upgrade { .. } => "http",
             Self::Pinned(_) => "tcp",
             Self::Datagrams(_) => "udp",
+        }
+    }
+
+    /// What kind of record the audit has of it.
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::Request { .. } | Self::Upgrade { .. } => Kind::Request,
+            Self::Tls { .. } | Self::Pinned(_) | Self::Datagrams(_) => Kind::Connection,
         }
     }
 
@@ -234,6 +243,14 @@ impl Flows {
     pub(crate) fn again(&self) -> Again {
         let open = lock(&self.table).open.values().map(Arc::downgrade).collect::<Vec<_>>();
         Again { open: open.into_iter() }
+    }
+
+    /// What the connection of this number is let through by, as long as that is under way.
+    pub(crate) fn under_way(&self, id: u64) -> Option<Arc<Judged>> {
+        let entry = lock(&self.table).open.get(&id).map(Arc::clone)?;
+        let noted = lock(&entry.noted);
+        let note = noted.as_ref().filter(|note| !note.resting && note.judged.dialed.is_some());
+        note.map(|note| Arc::clone(&note.judged))
     }
 
     /// Takes no more connections and cuts those that are open; says how many.

@@ -21,6 +21,7 @@ use socket2::{Protocol, SockFilter, SockRef, Socket, Type};
 use crate::facing;
 use crate::repair::option::*;
 pub use crate::repair::remains::Remains;
+pub(crate) use crate::repair::remains::Untold;
 use crate::room;
 
 /// What any connection may hold each way, in bytes: as much as the guests' world lets a socket grow, and

@@ -29,6 +29,8 @@ pub enum On {
     Resume,
     /// A sandbox of which only the disk is left begins anew.
     Boot,
+    /// The same, of one that slept while its daemon died.
+    ResumeAfterDeath,
     /// A policy is written.
     Policy,
     /// Records are written to the audit.
@@ -111,6 +113,8 @@ points! {
     GuestLoaded Resume,
     ConnectionsToRebuild Resume,
     ConnectionsRebuilt Resume,
+    EndsToTell ResumeAfterDeath,
+    EndsTold ResumeAfterDeath,
     GuestToResume Resume,
     GuestResumed Resume,
     GuestToRelease Resume,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use egress::{Attachment, Router};
 use fault::Point;
-use policy::{PolicyHandle, SandboxName, Slot, Subject};
+use policy::{PolicyHandle, SandboxName, Slot};
 use tokio::time::timeout;
 use vmm::Hypervisor;
 
@@ -74,12 +74,13 @@ impl Acts {
             Act::GreetAgent => self.greet_agent(record).await,
             Act::Hold => self.router.hold(record.slot).await.map(drop).map_err(boxed),
             Act::Pause => self.pause(record).await,
-            Act::Checkpoint => self.router.checkpoint(record.slot).await.map(drop).map_err(boxed),
+            Act::Checkpoint => self.checkpoint(record).await,
             Act::Save => self.save(record).await,
             Act::OpenTap => self.open_tap(record.slot).await,
             Act::CheckFence => self.router.assure_fence(record.slot).await.map_err(boxed),
             Act::Prepare => self.prepare(record).await,
             Act::Rebuild => self.router.rebuild(record.slot).await.map(drop).map_err(boxed),
+            Act::TellEnds => self.tell_ends(record).await,
             Act::Unpause => self.unpause(record).await,
             // Noted by who performs it, and nothing else.
             Act::BeginAnew => Ok(()),
@@ -103,14 +104,8 @@ impl Acts {
     }
 
     async fn raise_fence(&self, record: &Record) -> Result<(), Boxed> {
-        let subject = Subject {
-            sandbox: record.name.clone(),
-            tenant: record.tenant.clone(),
-            incarnation: record.incarnation,
-            slot: record.slot,
-        };
         let attachment = Attachment {
-            subject: Arc::new(subject),
+            subject: Arc::new(record.subject()),
             policy: self.policy.clone(),
             egress: self.config.egress.clone(),
         };

@@ -2,34 +2,34 @@
 //! in the journal, does it, and publishes. Verbs are queued, and heard between two acts; a caller that goes
 //! away changes nothing, and a panic is the failure of what was being done.
 
+mod handle;
 mod rest;
 mod settled;
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fault::Point;
 use futures_util::FutureExt;
 use policy::audit::{Kind, Outcome};
-use policy::{AuditRecord, PolicyHandle, PolicyMode, Trail};
+use policy::{AuditRecord, Trail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::acts::Acts;
 use crate::cold::Cold;
 use crate::error::{Error, chain};
-use crate::idle::Why;
 use crate::machine::{Act, Left, Machine};
+use crate::night::{Alarm, Night};
 use crate::policies::Policies;
 use crate::reason::Reason;
-use crate::sandbox::{Progress, Sandbox};
 use crate::state::State;
 use crate::store::{Record, Store};
-use crate::threads::locked;
 use crate::usage::Tab;
 
+pub(crate) use crate::driver::handle::Handle;
 pub use crate::driver::rest::Call;
 pub(crate) use crate::driver::rest::{Calls, Reply, Rest, Shown};
 pub(crate) use crate::driver::settled::LONGEST_LEASE;
@@ -64,7 +64,8 @@ pub(crate) enum Verb {
     Remove,
     /// It is to run, for whoever wants something of its guest.
     Wake(Reply),
-    Standby(Reply),
+    /// It is to sleep, until then if nobody wakes it.
+    Standby(Option<Alarm>, Reply),
     /// It is to be awake for so long.
     KeepAwake(Duration, Reply),
     /// It is to live so long from now, or as long as it was given.
@@ -90,12 +91,15 @@ pub(crate) struct Task {
     pub(crate) arrived: Option<State>,
     /// How often it had booted from its disk alone then.
     pub(crate) booted: u64,
+    /// What the journal has of its night, as far as this daemon has written it.
+    pub(crate) noted: Option<Night>,
 }
 
 impl Task {
     /// Runs until the sandbox is gone, and then gives the task for the last word; or until the
     /// daemon stops listening to it.
     pub(crate) async fn run(mut self) -> Option<Self> {
+        self.tell_ends();
         // The machine and the record say what may be there whenever a panic strikes: they move on only
         // after what they tell of.
         while AssertUnwindSafe(self.travel()).catch_unwind().await.is_err() {
@@ -126,7 +130,10 @@ impl Task {
             // needs no note: the next daemon would only undo again. Nor does what ran before: the journal
             // has it as running.
             match self.note().await {
-                Err(error) if act.puts_to_sleep() || act.makes() && !self.machine.greeted() => {
+                Err(error)
+                    if act.puts_to_sleep() && !self.machine.is_asleep()
+                        || act.makes() && !self.machine.greeted() =>
+                {
                     if !self.refused(act, error).await {
                         return;
                     }
@@ -167,6 +174,9 @@ impl Task {
     async fn begin_anew(&mut self) -> Result<(), Error> {
         self.record.incarnation = self.store.begin_anew(&self.record).await?;
         self.record.process = None;
+        // Its fence was lowered: what it had has ended, and that is in the audit. Where what was saved turns
+        // out to be of use after all, its guest has yet to hear it.
+        self.record.night.told();
         Ok(())
     }
 
@@ -372,8 +382,24 @@ impl Task {
         self.rest_in(state).await
     }
 
-    async fn note(&self) -> Result<(), Error> {
-        self.store.note(&self.record, self.machine.state()).await
+    async fn note(&mut self) -> Result<(), Error> {
+        let moved = self.noted.as_ref() != Some(&self.record.night);
+        self.store.note(&self.record, self.machine.state(), moved).await?;
+        if moved {
+            self.noted = Some(self.record.night.clone());
+        }
+        Ok(())
+    }
+
+    /// Records the ends of connections that an earlier daemon kept for a guest that slept. Noted after
+    /// that: of a daemon that dies in between the next one records them again.
+    fn tell_ends(&mut self) {
+        let subject = self.record.subject();
+        let remains = &mut self.record.night.remains;
+        remains
+            .iter_mut()
+            .filter_map(|one| one.ended(&subject))
+            .for_each(|end| self.trail.record(end));
     }
 
     fn unnoted(&self, error: &Error) {
@@ -410,75 +436,5 @@ impl Task {
             Some(said) => record.saying(said.full(), said.told()),
             None => record.saying(&done, &done),
         });
-    }
-}
-
-/// What is known about a sandbox besides its driver: how to reach the driver and what to show.
-#[derive(Clone, Debug)]
-pub(crate) struct Handle {
-    pub(crate) record: Record,
-    pub(crate) policy: PolicyHandle,
-    pub(crate) verbs: mpsc::Sender<Verb>,
-    pub(crate) forced: Arc<AtomicBool>,
-    pub(crate) published: watch::Receiver<Published>,
-    pub(crate) calls: Calls,
-    pub(crate) shown: Arc<Mutex<Shown>>,
-}
-
-impl Handle {
-    pub(crate) fn view(&self, netns: &str, egress: &[std::net::IpAddr]) -> Sandbox {
-        let seen = self.published.borrow().clone();
-        let record = &self.record;
-        let shown = *locked(&self.shown);
-        let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let in_force = self.policy.load();
-        let mode = if in_force.observes() { PolicyMode::Observe } else { PolicyMode::Enforce };
-        Sandbox {
-            name: record.name.clone(),
-            tenant: record.tenant.clone(),
-            driver: record.driver,
-            state: seen.state,
-            reason: seen.reason,
-            slot: record.slot,
-            tap: record.slot.tap(),
-            netns: netns.to_owned(),
-            egress: egress.to_vec(),
-            memory_mib: record.memory_mib,
-            vcpus: record.vcpus,
-            incarnation: seen.incarnation,
-            revision: in_force.revision(),
-            mode,
-            closed_by: None,
-            pid: seen.pid,
-            on_idle: shown.on_idle,
-            idle_after: shown.idle_after,
-            awake: shown.awake.map(Why::as_str),
-            sleeps_in: shown.sleeps_at.map(left),
-            expires_in: shown.ends_at.map(left),
-            wakes: shown.wakes,
-            cold_boots: seen.cold.boots,
-            cold_reason: seen.cold.why,
-            created: record.created,
-        }
-    }
-
-    /// Waits until the sandbox rests, reporting what begins meanwhile.
-    pub(crate) async fn rest(&mut self, mut progress: impl FnMut(Progress)) -> Published {
-        let began = Instant::now();
-        let mut last = None;
-        loop {
-            let seen = self.published.borrow_and_update().clone();
-            if seen.doing.is_none() {
-                return seen;
-            }
-            if let Some(act) = seen.doing.filter(|act| last != Some(*act)) {
-                let at_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-                progress(Progress { doing: act.doing(), at_ms });
-                last = Some(act);
-            }
-            if self.published.changed().await.is_err() {
-                return self.published.borrow().clone();
-            }
-        }
     }
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::sandbox::Awake;
+
 /// Over how long the time of processors is compared: it is counted in hundredths of a second.
 const WINDOW: Duration = Duration::from_secs(2);
 /// The part of one processor below which a guest does nothing worth waiting for, in percent.
@@ -26,11 +28,18 @@ pub(crate) enum Why {
     Lease,
     /// It could not be put to sleep a while ago.
     Failed,
+    /// It is idle, and cannot be put to sleep.
+    Driver,
     Never,
 }
 
+/// What keeps a sandbox awake, as it is shown.
+pub(crate) const fn awake(why: Why, left: Option<Duration>) -> Awake {
+    Awake { by: why.word(), why: why.as_str(), left }
+}
+
 impl Why {
-    pub(crate) const fn as_str(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Began => "it was made or woken",
             Self::Bytes => "bytes passed",
@@ -38,7 +47,22 @@ impl Why {
             Self::Call => "a command of the control API runs",
             Self::Lease => "it is kept awake",
             Self::Failed => "it could not be put to sleep",
+            Self::Driver => "it is idle, and its driver cannot be put to sleep on this node",
             Self::Never => "it never sleeps",
+        }
+    }
+
+    /// The same in a word.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Began => "start",
+            Self::Bytes => "bytes",
+            Self::Processor => "processors",
+            Self::Call => "call",
+            Self::Lease => "lease",
+            Self::Failed => "failure",
+            Self::Driver => "driver",
+            Self::Never => "never",
         }
     }
 }
@@ -54,20 +78,19 @@ pub(crate) struct Sample {
     pub(crate) calls: usize,
 }
 
-/// What follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Awake for this reason, and until then unless something goes on meanwhile; none: nobody knows.
-    Awake(Why, Option<Instant>),
-    Idle,
-}
+/// A reason to be awake, and until when unless something goes on meanwhile; none: nobody knows.
+pub(crate) type Hold = (Why, Option<Instant>);
 
 /// What is known of the idleness of one sandbox.
 #[derive(Clone, Debug)]
 pub(crate) struct Idleness {
     /// None: it never is.
     after: Option<Duration>,
-    busy: (Why, Instant),
+    /// What went on last, and when, each thing once.
+    began: Instant,
+    bytes: Option<Instant>,
+    worked: Option<Instant>,
+    called: Option<Instant>,
     calls: usize,
     /// When the window over its processors began, and what they had done by then.
     window: Option<(Instant, Duration)>,
@@ -82,7 +105,10 @@ impl Idleness {
     pub(crate) const fn new(after: Option<Duration>, now: Instant) -> Self {
         Self {
             after,
-            busy: (Why::Began, now),
+            began: now,
+            bytes: None,
+            worked: None,
+            called: None,
             calls: 0,
             window: None,
             lease: None,
@@ -93,8 +119,8 @@ impl Idleness {
 
     /// It runs again, by another process perhaps.
     pub(crate) const fn woken(&mut self, now: Instant) {
-        self.busy = (Why::Began, now);
-        self.window = None;
+        self.began = now;
+        (self.bytes, self.worked, self.called, self.window) = (None, None, None, None);
     }
 
     /// Keeps it awake until then; a shorter lease does not end a longer one.
@@ -117,9 +143,9 @@ impl Idleness {
     pub(crate) fn look(&mut self, now: Instant, sample: Sample) {
         self.calls = sample.calls;
         if sample.calls > 0 {
-            self.touch(Why::Call, now);
+            self.called = Some(now);
         }
-        self.touch(Why::Bytes, sample.bytes.min(now));
+        self.bytes = Some(sample.bytes.min(now)).filter(|at| *at > self.began);
         let Some(had) = sample.processor else { return };
         let Some((since, before)) = self.window else {
             self.window = Some((now, had));
@@ -133,30 +159,28 @@ impl Idleness {
         // Another process begins at nothing.
         let used = had.checked_sub(before).unwrap_or(past);
         if used * 100 >= past * BUSY_PERCENT {
-            self.touch(Why::Processor, now);
+            self.worked = Some(now);
         }
     }
 
-    fn touch(&mut self, why: Why, at: Instant) {
-        if at > self.busy.1 {
-            self.busy = (why, at);
-        }
-    }
-
-    /// Whether it is idle now.
-    pub(crate) fn verdict(&self, now: Instant) -> Verdict {
-        let Some(after) = self.after else { return Verdict::Awake(Why::Never, None) };
+    /// What keeps it awake now, what does so longest first; nothing: it is idle.
+    pub(crate) fn holds(&self, now: Instant) -> Vec<Hold> {
+        let Some(after) = self.after else { return vec![(Why::Never, None)] };
+        let last = [
+            (Why::Began, Some(self.began)),
+            (Why::Bytes, self.bytes),
+            (Why::Processor, self.worked),
+            (Why::Call, self.called.filter(|_| self.calls == 0)),
+        ];
+        let last = last.into_iter().map(|(why, at)| (why, at.map(|at| at + after)));
+        let until = [(Why::Lease, self.lease), (Why::Failed, self.not_before)];
+        let mut holds: Vec<Hold> =
+            last.chain(until).filter(|(_, until)| until.is_some_and(|until| until > now)).collect();
+        holds.sort_by_key(|(_, until)| std::cmp::Reverse(*until));
         if self.calls > 0 {
-            return Verdict::Awake(Why::Call, None);
+            holds.insert(0, (Why::Call, None));
         }
-        let (why, busy) = self.busy;
-        let reasons =
-            [(why, Some(busy + after)), (Why::Lease, self.lease), (Why::Failed, self.not_before)];
-        let latest = reasons.into_iter().filter_map(|(why, until)| Some((until?, why)));
-        match latest.max_by_key(|(until, _)| *until) {
-            Some((until, why)) if until > now => Verdict::Awake(why, Some(until)),
-            _ => Verdict::Idle,
-        }
+        holds
     }
 }
 
@@ -209,19 +233,39 @@ mod tests {
     fn a_sandbox_is_idle_after_its_time_without_anything_and_says_until_when_it_is_not() {
         let start = Instant::now();
         let mut idle = Idleness::new(Some(AFTER), start);
-        assert_eq!(idle.verdict(start), Verdict::Awake(Why::Began, Some(start + AFTER)));
+        assert_eq!(idle.holds(start), [(Why::Began, Some(start + AFTER))]);
         let later = start + Duration::from_secs(9);
         idle.look(later, Sample { bytes: later, ..quiet(start) });
-        assert_eq!(idle.verdict(later), Verdict::Awake(Why::Bytes, Some(later + AFTER)));
+        let both = [(Why::Bytes, Some(later + AFTER)), (Why::Began, Some(start + AFTER))];
+        assert_eq!(idle.holds(later), both);
         idle.keep(start + Duration::from_secs(60));
-        let still = Verdict::Awake(Why::Lease, Some(start + Duration::from_secs(60)));
-        assert_eq!(idle.verdict(start + Duration::from_secs(50)), still);
+        let still = [(Why::Lease, Some(start + Duration::from_secs(60)))];
+        assert_eq!(idle.holds(start + Duration::from_secs(50)), still);
         idle.keep(start + Duration::from_secs(20));
-        assert_eq!(idle.verdict(start + Duration::from_secs(50)), still, "the longer one");
-        assert_eq!(idle.verdict(start + Duration::from_secs(60)), Verdict::Idle);
+        assert_eq!(idle.holds(start + Duration::from_secs(50)), still, "the longer one");
+        assert_eq!(idle.holds(start + Duration::from_secs(60)), []);
         let never = Idleness::new(None, start);
-        let awake = never.verdict(start + Duration::from_secs(1 << 20));
-        assert_eq!(awake, Verdict::Awake(Why::Never, None));
+        assert_eq!(never.holds(start + Duration::from_secs(1 << 20)), [(Why::Never, None)]);
+    }
+
+    #[test]
+    fn each_thing_that_keeps_it_awake_is_told_what_does_so_longest_first() {
+        let start = Instant::now();
+        let mut idle = Idleness::new(Some(AFTER), start);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let had = |seconds| Some(Duration::from_secs(seconds));
+        idle.look(at(1), Sample { bytes: start, processor: had(0), calls: 0 });
+        idle.look(at(4), Sample { bytes: at(2), processor: had(3), calls: 1 });
+        idle.keep(at(100));
+        let (worked, bytes) = ((Why::Processor, Some(at(19))), (Why::Bytes, Some(at(17))));
+        let (lease, began) = ((Why::Lease, Some(at(100))), (Why::Began, Some(at(15))));
+        assert_eq!(idle.holds(at(4)), [(Why::Call, None), lease, worked, bytes, began]);
+        idle.look(at(5), Sample { bytes: at(2), processor: had(3), calls: 0 });
+        let called = (Why::Call, Some(at(19)));
+        assert_eq!(idle.holds(at(16)), [lease, worked, called, bytes], "when it is over, too");
+        idle.woken(at(200));
+        idle.look(at(201), Sample { bytes: at(2), processor: had(3), calls: 0 });
+        assert_eq!(idle.holds(at(201)), [(Why::Began, Some(at(215)))], "not of an earlier day");
     }
 
     #[test]
@@ -236,7 +280,7 @@ mod tests {
                 had += LOOK * percent / 100;
                 idle.look(now, Sample { processor: Some(had), ..quiet(start) });
             }
-            assert_eq!(idle.verdict(now) == Verdict::Idle, idle_at_end, "{percent} %");
+            assert_eq!(idle.holds(now).is_empty(), idle_at_end, "{percent} %");
         }
     }
 
@@ -248,17 +292,15 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..7 {
             idle.failed(now);
-            let Verdict::Awake(Why::Failed, Some(until)) = idle.verdict(now) else {
-                panic!("idle")
-            };
+            let [(Why::Failed, Some(until))] = idle.holds(now)[..] else { panic!("idle") };
             pauses.push((until - now).as_secs());
             now = until;
-            assert_eq!(idle.verdict(now), Verdict::Idle);
+            assert_eq!(idle.holds(now), []);
         }
         assert_eq!(pauses, [30, 60, 120, 240, 480, 600, 600]);
         idle.slept();
         idle.failed(now);
-        assert_eq!(idle.verdict(now), Verdict::Awake(Why::Failed, Some(now + AGAIN)));
+        assert_eq!(idle.holds(now), [(Why::Failed, Some(now + AGAIN))]);
     }
 
     #[test]
@@ -312,13 +354,12 @@ mod tests {
                     last = now;
                 }
                 idle.look(now, Sample { bytes, processor: Some(had), calls });
-                let verdict = idle.verdict(now);
-                if verdict == Verdict::Idle {
+                let holds = idle.holds(now);
+                if holds.is_empty() {
                     prop_assert!(now >= last + AFTER && now >= lease && calls == 0);
                 }
-                if let Verdict::Awake(_, Some(until)) = verdict {
-                    prop_assert!(until > now, "it says when");
-                }
+                prop_assert!(holds.iter().all(|(_, until)| until.is_none_or(|until| until > now)));
+                prop_assert!(holds.is_sorted_by(|a, b| b.1.is_none_or(|b| a.1.is_none_or(|a| a >= b)) ));
             }
             // Nothing more happens: it sleeps, at the latest one window after what was last noticed.
             let end = now.max(lease) + AFTER + WINDOW + WINDOW;
@@ -326,7 +367,7 @@ mod tests {
                 now += LOOK;
                 idle.look(now, Sample { bytes, processor: Some(had), calls: 0 });
             }
-            prop_assert_eq!(idle.verdict(now), Verdict::Idle);
+            prop_assert_eq!(idle.holds(now), []);
         }
     }
 }

@@ -20,7 +20,7 @@ use egress::{GuestStream, Router};
 use fault::Point;
 use policy::audit::{Kind, Outcome};
 use policy::{AuditRecord, PolicyHandle, SandboxName, TenantName, Trail};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -36,6 +36,7 @@ use crate::slots::{Slots, Stuck};
 use crate::state::State;
 use crate::store::{Record, Store};
 use crate::threads::{joined, locked};
+use crate::turns::Turns;
 use crate::usage::Ledger;
 
 pub use found::{Found, Holder};
@@ -61,7 +62,7 @@ struct Shared {
     _clearing: AbortOnDropHandle<()>,
     _accounting: AbortOnDropHandle<()>,
     /// Turns of those that are woken at once.
-    wakes: Arc<Semaphore>,
+    wakes: Turns,
     /// One birth at a time takes a name and a slot.
     births: tokio::sync::Mutex<()>,
     drivers: TaskTracker,
@@ -83,7 +84,7 @@ impl Keeper {
         let uid_base = config.uid_base;
         let clearing =
             reconcile::clear_stuck(router.clone(), slots.clone(), store.clone(), uid_base);
-        let wakes = Arc::new(Semaphore::new(config.wakes.max(1)));
+        let wakes = Turns::new(config.wakes);
         let keeper = Self(Arc::new(Shared {
             _clearing: AbortOnDropHandle::new(tokio::spawn(clearing)),
             _accounting: AbortOnDropHandle::new(tokio::spawn(accounting)),
@@ -217,6 +218,12 @@ impl Keeper {
         self.0.ledger.close().await;
     }
 
+    /// Notes that the router has closed: what it had of connections of guests that sleep has had its last
+    /// record, which the next daemon need not write.
+    pub async fn closed(&self) -> Result<(), Error> {
+        self.0.store.ends_told().await
+    }
+
     fn handle(&self, name: &SandboxName) -> Result<Handle, Error> {
         locked(&self.0.handles).get(name).cloned().ok_or_else(|| Error::NotFound(name.to_string()))
     }
@@ -247,7 +254,8 @@ impl Keeper {
         let in_force = shared.policies.in_force();
         let policy = PolicyHandle::new(in_force.over(&record.name, &record.tenant));
         let (verbs, inbox) = mpsc::channel(VERBS);
-        let rest = Rest::new(record.terms.clone(), Arc::clone(&shared.wakes));
+        let mut rest = Rest::new(record.terms.clone(), record.tenant.clone(), shared.wakes.clone());
+        rest.set_alarm(record.night.alarm.as_ref());
         let (published, seen) = watch::channel(Published {
             state: machine.state(),
             reason: record.reason.clone(),
@@ -292,6 +300,7 @@ impl Keeper {
             tab,
             arrived: None,
             booted,
+            noted: None,
         };
         let drivers = shared.drivers.clone();
         drivers.spawn(async move {

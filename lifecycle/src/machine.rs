@@ -14,6 +14,7 @@
 //! speak, what was saved is used up before the first instruction, and what is undone is undone in reverse.
 
 mod act;
+mod found;
 mod made;
 
 use crate::machine::made::Made;
@@ -62,60 +63,6 @@ impl Machine {
         Self { goal, made, woken: false, tries: 0, left: Left::Nothing, forced: false }
     }
 
-    /// A sandbox of which nothing exists yet.
-    pub(crate) const fn create() -> Self {
-        Self::new(Goal::Run, Made::NOTHING)
-    }
-
-    /// A sandbox that ran before this daemon did: all is there but the fence, which is raised anew.
-    pub(crate) const fn adopt() -> Self {
-        Self::new(Goal::Run, Made { fence: false, ..Made::RUNNING })
-    }
-
-    /// A sandbox that was on its way to sleep, or to wake, when its daemon died, and whose process is the
-    /// truth about it: it is to run, but may stand still, and its connections are gone.
-    pub(crate) const fn interrupted() -> Self {
-        let made = Made { fence: false, paused: true, stale: true, ..Made::RUNNING };
-        Self::new(Goal::Run, made)
-    }
-
-    /// A sandbox that sleeps: nothing of it runs, and its fence is raised when it is woken. A process
-    /// that was made from what it is, and has not run, is ended.
-    pub(crate) const fn asleep(process: bool) -> Self {
-        let made = Made { fence: false, process, saved: true, ..Made::RUNNING };
-        Self { woken: true, ..Self::new(Goal::Sleep, made) }
-    }
-
-    /// A sandbox of which nothing is left but its disk. A process that was booting from that is ended, and
-    /// what there is of its fence is lowered before it boots again.
-    pub(crate) const fn cold(process: bool) -> Self {
-        let made = Made { process, cold: true, ..Made::RUNNING };
-        Self { woken: true, ..Self::new(Goal::Sleep, made) }
-    }
-
-    /// A sandbox that an earlier daemon left half made, half removed or failed.
-    pub(crate) const fn leftover(state: State) -> Self {
-        let goal = if state.has_run() { Goal::Fail } else { Goal::Remove };
-        Self::new(goal, Made::ANYTHING)
-    }
-
-    /// A sandbox of an earlier daemon, by what the journal says and by what there is: a process, and a
-    /// whole saved state. Where that is, nothing has run since it was written, whatever was noted. Where
-    /// there is neither, its disk may be enough (`cold`); so it is for one that was booting from that.
-    pub(crate) const fn found(state: State, process: bool, saved: bool, cold: bool) -> Self {
-        match state {
-            State::Standby | State::Resuming if cold && !saved => Self::cold(process),
-            State::Running if process => Self::adopt(),
-            State::Saving if process => Self::interrupted(),
-            State::Standby | State::Resuming if process && !saved => Self::interrupted(),
-            State::Running | State::Saving | State::Standby | State::Resuming if saved => {
-                Self::asleep(process)
-            }
-            State::Running | State::Saving if cold => Self::cold(process),
-            state => Self::leftover(state),
-        }
-    }
-
     /// Its state. One that is adopted runs all the while: were it noted as anything else until its
     /// fence stands anew, a daemon that dies before that would have the next one remove it.
     pub(crate) const fn state(&self) -> State {
@@ -146,6 +93,7 @@ impl Machine {
             Goal::Run if !made.process => Some(Act::StartProcess),
             Goal::Run if !made.greeted => Some(Act::GreetAgent),
             Goal::Run if made.kept => Some(Act::Rebuild),
+            Goal::Run if made.owed && !made.told => Some(Act::TellEnds),
             Goal::Run if made.paused => Some(Act::Unpause),
             Goal::Run if made.held => Some(Act::Release),
             Goal::Run if made.stale => Some(Act::Refresh),
@@ -154,6 +102,8 @@ impl Machine {
             Goal::Sleep if self.is_asleep() && (made.process || made.open || stuck) => {
                 Some(Act::Discard)
             }
+            // For a process that has not run they may have been put back.
+            Goal::Sleep if made.saved && made.fence && !made.kept => Some(Act::Checkpoint),
             Goal::Sleep if self.is_asleep() => None,
             Goal::Sleep if !made.held => Some(Act::Hold),
             Goal::Sleep if !made.paused => Some(Act::Pause),
@@ -228,7 +178,12 @@ impl Machine {
             Act::BeginAnew => made.fresh = true,
             Act::Hold => made.held = true,
             Act::Pause => made.paused = true,
-            Act::Checkpoint => made.kept = true,
+            Act::Checkpoint => {
+                made.kept = true;
+                made.held = true;
+                // What was to be told with them was told to nobody.
+                made.owed |= made.saved;
+            }
             Act::Save => {
                 made.process = false;
                 made.paused = false;
@@ -249,13 +204,18 @@ impl Machine {
                 made.saved = false;
                 made.paused = false;
                 made.stale |= self.woken;
+                (made.owed, made.told) = (false, false);
             }
+            Act::TellEnds => made.told = true,
             Act::Refresh => made.stale = false,
             Act::Release => made.held = false,
             Act::Discard => {
                 made.process = false;
                 made.paused = false;
                 made.open = false;
+                made.told = false;
+                // Some may have been put back, whatever came of it.
+                made.kept = false;
                 self.left = Left::Nothing;
             }
             Act::StopProcess => {
@@ -303,6 +263,7 @@ impl Machine {
                 }
                 self.tries = 0;
             }
+            Act::Checkpoint if self.is_asleep() => self.again_or(|it| it.done(act)),
             Act::Hold | Act::Pause | Act::Checkpoint | Act::Save => {
                 match act {
                     Act::Hold => self.made.held = true,
@@ -324,7 +285,7 @@ impl Machine {
             // Of one that boots cold only; nothing has changed.
             Act::BeginAnew => self.back_to_sleep(),
             // Its guest runs, and is worth more than what it misses.
-            Act::Rebuild | Act::Release => self.again_or(|it| it.done(act)),
+            Act::Rebuild | Act::TellEnds | Act::Release => self.again_or(|it| it.done(act)),
             Act::Refresh => self.done(act),
             Act::Discard
             | Act::StopProcess
@@ -406,6 +367,7 @@ impl Machine {
         let made = &mut self.made;
         (made.saved, made.cold, made.fresh, made.fence) = (false, true, false, true);
         (made.paused, made.kept, made.held, made.stale) = (false, false, false, false);
+        (made.owed, made.told) = (false, false);
         self.turn(Goal::Run);
     }
 

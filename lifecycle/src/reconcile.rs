@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::acts::Hypervisors;
 use crate::error::{Error, chain};
 use crate::machine::Machine;
+use crate::night::Night;
 use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::slots::{Slots, Stuck};
@@ -30,6 +31,13 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
     record.terms.take_up(Uptime::now());
     let noted = record.process.clone();
     let mut damage = None;
+    if !matches!(record.state, State::Saving | State::Standby | State::Resuming) {
+        // It is over, whatever could be written of that.
+        record.night = Night::default();
+    }
+    if let Some(alarm) = &mut record.night.alarm {
+        alarm.take_up(&Uptime::now(), fault::wall_clock());
+    }
     let (process, saved) = match record.state {
         State::Running => (hypervisors.adopt(record).await, false),
         State::Saving | State::Standby | State::Resuming => {
@@ -51,6 +59,7 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
         why.into_iter().for_each(|why| record.cold.begin(why));
     }
     let machine = Machine::found(record.state, process, saved, cold);
+    let machine = machine.owing(!record.night.remains.is_empty());
     if machine.is_cold() && !process {
         // Of another boot of the host, or of nobody.
         (record.process, record.saved) = (None, None);
@@ -199,6 +208,7 @@ mod tests {
             terms: Terms::none(),
             saved: None,
             cold: Cold::default(),
+            night: Night::default(),
         };
         let machine = judge(&hypervisors, &mut record).await;
         assert_eq!(machine.state(), State::Failed);

@@ -126,10 +126,14 @@ pub struct Sandbox {
     pub on_idle: OnIdle,
     /// How long nothing may go on before it counts as idle; none: it never does.
     pub idle_after: Option<Duration>,
-    /// Why it is awake; none while it is not.
-    pub awake: Option<&'static str>,
-    /// In how long it sleeps, if nothing goes on until then; none where nobody knows.
-    pub sleeps_in: Option<Duration>,
+    /// What keeps it awake, what does so longest first; empty while it is not.
+    pub awake: Vec<Awake>,
+    /// In how long it is woken; none: by whoever wants something of it.
+    pub wakes_in: Option<Duration>,
+    /// Why then.
+    pub wakes_because: Option<&'static str>,
+    /// The time it is to be woken at, as it was asked for.
+    pub wake_at: Option<SystemTime>,
     /// In how long it is removed; none: not by itself.
     pub expires_in: Option<Duration>,
     /// How often it was woken since this daemon began.
@@ -140,6 +144,17 @@ pub struct Sandbox {
     pub cold_reason: Option<Reason>,
     /// When it was created; none where the journal's word for it is damaged.
     pub created: Option<SystemTime>,
+}
+
+/// Something that keeps a sandbox awake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awake {
+    /// In a word: `bytes`.
+    pub by: &'static str,
+    /// As shown to people.
+    pub why: &'static str,
+    /// For how long, if nothing goes on until then; none where nobody knows.
+    pub left: Option<Duration>,
 }
 
 /// One line of progress of a long verb.

@@ -3,24 +3,26 @@
 //! SQLite in WAL mode with full sync: what a call here returned for is on disk. One connection; each
 //! call is one transaction, run off the async threads. Never holds a secret.
 
+mod nights;
 mod rests;
 mod rows;
 mod counter;
+mod record;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fault::Point;
-use policy::{Policy, Revision, SandboxName, Slot, TenantName};
+use policy::{Revision, SandboxName};
 use rusqlite::{Connection, Transaction, params};
 
 use crate::cold::Cold;
 use crate::error::Error;
-use crate::reason::Reason;
-use crate::sandbox::Driver;
 use crate::state::State;
 use crate::store::counter::advance;
+use crate::store::nights::NIGHTS;
+pub(crate) use crate::store::record::{PolicyRow, Record};
 use crate::store::rests::{KEPT, RESTS};
 use crate::store::rows::{read_policy, read_record, text};
 use crate::terms::{Terms, Uptime};
@@ -71,44 +73,11 @@ const COLD: &str = "
 ";
 
 const SANDBOXES: &str = "
-    SELECT sandbox.rowid, sandbox.*, disk.bytes AS disk, cold.cold AS cold
+    SELECT sandbox.rowid, sandbox.*, disk.bytes AS disk, cold.cold AS cold, night.night AS night
     FROM sandbox LEFT JOIN disk ON disk.sandbox = sandbox.name
-    LEFT JOIN cold ON cold.sandbox = sandbox.name ORDER BY incarnation
+    LEFT JOIN cold ON cold.sandbox = sandbox.name
+    LEFT JOIN night ON night.sandbox = sandbox.name ORDER BY incarnation
 ";
-
-/// A sandbox as the journal has it.
-#[derive(Clone, Debug)]
-pub(crate) struct Record {
-    pub(crate) name: SandboxName,
-    pub(crate) tenant: TenantName,
-    pub(crate) driver: Driver,
-    pub(crate) slot: Slot,
-    pub(crate) incarnation: u64,
-    pub(crate) memory_mib: u32,
-    pub(crate) vcpus: u8,
-    /// Bytes that its disk can grow to; none where an earlier version made it.
-    pub(crate) disk: Option<u64>,
-    pub(crate) state: State,
-    pub(crate) reason: Option<Reason>,
-    pub(crate) process: Option<vmm::Process>,
-    /// None where the journal's word for it is damaged.
-    pub(crate) created: Option<SystemTime>,
-    pub(crate) terms: Terms,
-    /// What its machine was saved as, while it sleeps.
-    pub(crate) saved: Option<vmm::Saved>,
-    /// Its boots from its disk alone.
-    pub(crate) cold: Cold,
-}
-
-/// A policy as the journal has it.
-#[derive(Clone, Debug)]
-pub(crate) struct PolicyRow {
-    pub(crate) id: i64,
-    pub(crate) scope: String,
-    /// Or why it cannot be read.
-    pub(crate) policy: Result<Policy, String>,
-    pub(crate) revision: Revision,
-}
 
 /// The store. Clones share it.
 #[derive(Clone, Debug)]
@@ -141,7 +110,7 @@ impl Store {
                 return Err(Error::store("reading the version", path, problem));
             }
         }
-        for later in [RESTS, KEPT, DISKS, COLD] {
+        for later in [RESTS, KEPT, DISKS, COLD, NIGHTS] {
             connection.execute_batch(later).map_err(fail("making the tables"))?;
         }
         Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
@@ -233,13 +202,23 @@ impl Store {
         .inspect(|_| fault::at(Point::SandboxInserted))
     }
 
-    /// Writes where a sandbox's journey is: its state, and what there is of it.
-    pub(crate) async fn note(&self, record: &Record, state: State) -> Result<(), Error> {
+    /// Writes where a sandbox's journey is: its state, and what there is of it; its night where that has
+    /// moved since it was written.
+    pub(crate) async fn note(
+        &self,
+        record: &Record,
+        state: State,
+        night_moved: bool,
+    ) -> Result<(), Error> {
         let Record { name, process, reason, saved, cold, .. } = record.clone();
+        let night = night_moved.then(|| record.night.clone());
         self.run("noting the state of a sandbox", move |store| {
             let process = process.as_ref().map(json).transpose()?;
             let saved = saved.as_ref().map(json).transpose()?;
             let reason = reason.as_ref().map(json).transpose()?;
+            if let Some(night) = night {
+                nights::write(store, name.as_str(), &night)?;
+            }
             store.execute(
                 "UPDATE sandbox SET state = ?2, process = ?3, reason = ?4, saved = ?5 WHERE name = ?1",
                 params![name.as_str(), word(&state), process, reason, saved],
@@ -294,8 +273,9 @@ impl Store {
                 )?;
             }
             store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
-            store.execute("DELETE FROM disk WHERE sandbox = ?1", [&name])?;
-            store.execute("DELETE FROM cold WHERE sandbox = ?1", [&name])?;
+            for table in ["disk", "cold", "night"] {
+                store.execute(&format!("DELETE FROM {table} WHERE sandbox = ?1"), [&name])?;
+            }
             let gone = store.execute("DELETE FROM sandbox WHERE name = ?1", [name])?;
             fault::at(Point::SandboxToForget);
             Ok(gone)
@@ -376,7 +356,12 @@ fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
 mod tests {
     use std::time::Duration;
 
+    use policy::{Policy, Slot};
+
     use super::*;
+    use crate::night::Night;
+    use crate::reason::Reason;
+    use crate::sandbox::Driver;
 
     pub(super) fn record(name: &str, slot: u16) -> Record {
         Record {
@@ -395,6 +380,7 @@ mod tests {
             terms: Terms::none(),
             saved: None,
             cold: Cold::default(),
+            night: Night::default(),
         }
     }
 
@@ -410,7 +396,7 @@ mod tests {
             assert!(second.0 > first.0 && second.1 > first.1);
             let reason = Some(Reason::told_as("the whole".to_owned(), "a part"));
             let failed = Record { reason, ..record("b", 2) };
-            store.note(&failed, State::Failed).await.unwrap();
+            store.note(&failed, State::Failed, false).await.unwrap();
             store.forget(&"a".parse().unwrap(), false).await.unwrap();
         }
         let store = Store::open(&path).unwrap();

@@ -209,7 +209,7 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn instant(seconds: u64, now: &Uptime) -> Instant {
+pub(crate) fn instant(seconds: u64, now: &Uptime) -> Instant {
     let left = Duration::from_secs(seconds.saturating_sub(now.seconds));
     let at = Instant::now();
     // What is further away than clocks go is as good as for ever.

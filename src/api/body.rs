@@ -24,6 +24,10 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Json<T>(pub(crate) T);
 
+/// A JSON body, or none at all, which says nothing.
+#[derive(Debug)]
+pub(crate) struct Perhaps<T>(pub(crate) T);
+
 /// The name in a path, not yet checked.
 #[derive(Debug)]
 pub(crate) struct Named(pub(crate) String);
@@ -67,6 +71,19 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
             ContentType::Json => input::json(&text(request).await?).map(Self),
             ContentType::Toml => Err(unsupported("application/toml", "application/json")),
         }
+    }
+}
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Perhaps<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let headers = request.headers();
+        let none = headers.get(header::CONTENT_LENGTH).is_none_or(|length| length == "0");
+        if none && !headers.contains_key(header::TRANSFER_ENCODING) {
+            return Ok(Self(T::default()));
+        }
+        Json::from_request(request, state).await.map(|Json(sent)| Self(sent))
     }
 }
 

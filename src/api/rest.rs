@@ -6,19 +6,24 @@ use axum::Json as Answer;
 use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
 use hyper_util::rt::TokioIo;
+use lifecycle::Wake;
 
 use crate::api::Api;
 use crate::api::body::{self, Named};
 use crate::api::caller::Caller;
 use crate::api::sandboxes::{switching, upgraded};
 use crate::problem::{ErrorBody, Problem};
-use crate::wire::{CONNECT_PROTOCOL, ColdBoot, Connect, KeepAwake, OnIdle, Renew, Sandbox};
+use crate::wire::{
+    Awake, CONNECT_PROTOCOL, ColdBoot, Connect, KeepAwake, OnIdle, Renew, Sandbox, Standby,
+};
 
 /// Puts a sandbox to sleep, idle or not; answers once it is. Its memory, its processes and its connections
-/// are kept.
+/// are kept. It is woken at the time that is given, if any; of one that sleeps that time is changed, or
+/// taken back.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{name}/standby", tag = "sandboxes",
     params(("name" = String, Path, description = "The sandbox.")),
+    request_body = Option<Standby>,
     responses(
         (status = 200, description = "It sleeps.", body = Sandbox),
         (status = "default", description = "Refused, or it stayed awake.", body = ErrorBody),
@@ -28,9 +33,21 @@ pub(crate) async fn standby(
     State(api): State<Api>,
     caller: Caller,
     Named(name): Named,
+    body::Perhaps(wanted): body::Perhaps<Standby>,
 ) -> Result<Answer<Sandbox>, Problem> {
     let found = api.sandbox(&caller, &name)?;
-    let slept = api.0.keeper.standby(&found, &caller.actor()).await;
+    let wake = match (wanted.wake_at, wanted.wake_in) {
+        (None, None) => None,
+        (Some(at), None) => Some(Wake::At(at.time())),
+        (None, Some(span)) => Some(Wake::In(span.0)),
+        (Some(at), Some(_)) => {
+            let problem = "is given together with `wake_in`";
+            return Err(
+                Problem::invalid("wake_at", &at.to_string(), problem).fix("give one of the two")
+            );
+        }
+    };
+    let slept = api.0.keeper.standby(&found, wake, &caller.actor()).await;
     slept.map(|slept| Answer(api.shown(&caller, &slept))).map_err(|error| caller.told(error))
 }
 
@@ -157,6 +174,10 @@ pub(crate) fn shown(on_idle: lifecycle::OnIdle) -> OnIdle {
         lifecycle::OnIdle::Delete => OnIdle::Delete,
         lifecycle::OnIdle::Never => OnIdle::Never,
     }
+}
+
+pub(crate) fn awake(one: &lifecycle::Awake) -> Awake {
+    Awake { by: one.by.to_owned(), seconds: one.left.map(seconds) }
 }
 
 /// Whole seconds, the last one begun counted.

@@ -317,6 +317,7 @@ impl Api {
             bytes_out: meter.bytes_out(),
             bytes_in: meter.bytes_in(),
         });
+        let longest = sandbox.awake.first();
         Sandbox {
             name: sandbox.name.clone(),
             tenant: sandbox.tenant.clone(),
@@ -343,8 +344,12 @@ impl Api {
             pid: sandbox.pid.filter(|_| whole),
             on_idle: rest::shown(sandbox.on_idle),
             idle_after: sandbox.idle_after.map(Span),
-            awake: sandbox.awake.map(str::to_owned),
-            idle_in: sandbox.sleeps_in.map(rest::seconds),
+            awake: longest.map(|one| one.why.to_owned()),
+            awake_by: sandbox.awake.iter().map(rest::awake).collect(),
+            idle_in: longest.and_then(|one| one.left).map(rest::seconds),
+            wakes_in: sandbox.wakes_in.map(rest::seconds),
+            wakes_because: sandbox.wakes_because.map(str::to_owned),
+            wake_at: sandbox.wake_at.and_then(rfc3339),
             expires_in: sandbox.expires_in.map(rest::seconds),
             wakes: sandbox.wakes,
             cold_boots: sandbox.cold_boots,

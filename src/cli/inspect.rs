@@ -6,7 +6,7 @@ use policy::{SandboxName, TenantName};
 use crate::cli::screen::{Screen, bytes, fields, table};
 use crate::client::{Client, Content};
 use crate::error::Error;
-use crate::wire::{Forced, Mode, OnIdle, Sandbox, Sandboxes};
+use crate::wire::{Awake, Forced, Mode, OnIdle, Sandbox, Sandboxes};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
@@ -120,6 +120,12 @@ impl Show {
             if let Some(why) = &found.awake {
                 pairs.push(("awake", told_awake(why, found.idle_in)));
             }
+            if found.awake_by.len() > 1 {
+                pairs.push(("kept awake by", told_holds(&found.awake_by)));
+            }
+            if let Some(seconds) = found.wakes_in {
+                pairs.push(("wakes", told_wake(found, seconds)));
+            }
             if found.wakes > 0 {
                 pairs.push(("woken", format!("{} times since the daemon began", found.wakes)));
             }
@@ -167,6 +173,22 @@ fn told_awake(why: &str, idle_in: Option<u64>) -> String {
     match idle_in {
         Some(seconds) => format!("{why}; idle in {} if nothing goes on", told_span(seconds)),
         None => why.to_owned(),
+    }
+}
+
+fn told_holds(holds: &[Awake]) -> String {
+    let each = holds.iter().map(|Awake { by, seconds }| match seconds {
+        Some(seconds) => format!("{by} for {}", told_span(*seconds)),
+        None => by.clone(),
+    });
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn told_wake(sandbox: &Sandbox, seconds: u64) -> String {
+    let why = sandbox.wakes_because.as_deref().unwrap_or_default();
+    match &sandbox.wake_at {
+        Some(at) => format!("in {}: {why} (at {at})", told_span(seconds)),
+        None => format!("in {}: {why}", told_span(seconds)),
     }
 }
 

@@ -7,13 +7,19 @@ use serde_json::json;
 use crate::cli::screen::Screen;
 use crate::client::Client;
 use crate::error::Error;
-use crate::units::Span;
+use crate::units::{Moment, Span};
 use crate::wire::{self, Sandbox};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Standby {
     /// The sandbox.
     name: SandboxName,
+    /// Wake it at this time, e.g. 2026-12-01T07:00:00Z, unless somebody does before.
+    #[arg(long, value_name = "TIME", conflicts_with = "wake_in")]
+    wake_at: Option<Moment>,
+    /// The same, so long from now, e.g. 8h.
+    #[arg(long, value_name = "SPAN")]
+    wake_in: Option<Span>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -42,8 +48,12 @@ pub(crate) struct Renew {
 
 impl Standby {
     pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
-        let asleep = ask(client, &self.name, "standby", &json!({})).await?;
-        screen.either(&asleep, |asleep| format!("{} is on {}", asleep.name, asleep.state))
+        let wanted = wire::Standby { wake_at: self.wake_at, wake_in: self.wake_in };
+        let asleep = ask(client, &self.name, "standby", &wanted).await?;
+        screen.either(&asleep, |asleep| match &asleep.wake_at {
+            Some(at) => format!("{} is on {} until {at}", asleep.name, asleep.state),
+            None => format!("{} is on {}", asleep.name, asleep.state),
+        })
     }
 }
 

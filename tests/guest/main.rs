@@ -10,6 +10,7 @@
 mod streams;
 mod killed;
 mod asleep;
+mod buried;
 mod cold;
 mod death;
 mod machine;

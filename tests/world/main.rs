@@ -8,6 +8,7 @@
     reason = "tests: what does not hold ends the test"
 )]
 
+mod alarms;
 mod allowed;
 mod api;
 mod audit;

@@ -194,6 +194,8 @@ fn a_row_that_does_not_say_whose_it_is_keeps_the_daemon_from_starting_until_it_i
         ("UPDATE policy SET scope = 'tenantacme' WHERE scope = 'tenant/acme'", "tenantacme"),
         (&*format!("UPDATE sandbox SET slot = 70000 WHERE name = '{}'", lost.name), &*lost.name),
         (&*format!("UPDATE sandbox SET name = '../x' WHERE name = '{}'", guest.name), "../x"),
+        ("INSERT INTO kept VALUES (70000, 'boot', 'qemu')", "table kept"),
+        ("INSERT INTO resting VALUES (70000, 'boot', 0)", "table resting"),
     ] {
         world.daemon().kill();
         change(&world, damage);

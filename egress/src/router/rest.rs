@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use policy::Slot;
-use policy::audit::{AuditRecord, Kind, Outcome};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use crate::error::Error;
+use crate::flows::Judged;
 use crate::guest::Guest;
 use crate::link;
-use crate::repair::Remains;
+use crate::repair::{Remains, Untold};
 use crate::router::{Router, Shared};
 use crate::sever::{ENDING, UNSAID, count, sever};
 
@@ -91,28 +91,44 @@ impl Router {
     }
 
     /// What is left of the connections of the guest in this slot that are kept, for a journal: should this
-    /// daemon end while the guest sleeps, its far sides end with it, and the guest has yet to hear it.
+    /// daemon end while the guest sleeps, its far sides end with it, and the guest has yet to hear it. Also
+    /// of those that have ended since the guest fell asleep, which it has yet to hear, too.
     ///
     /// # Errors
     /// [`Error::Vacant`] when nothing is attached to the slot.
     pub fn remains(&self, slot: Slot) -> Result<Vec<Remains>, Error> {
-        Ok(self.shared.guest_in(slot)?.gate.remains())
+        let guest = self.shared.guest_in(slot)?;
+        let untold = |judged: &Judged| Untold {
+            kind: judged.basis.kind(),
+            protocol: judged.basis.protocol().to_owned(),
+            name: judged.name(),
+            destination: judged.destination,
+            dialed: judged.dialed,
+        };
+        let remains = guest.gate.remains().into_iter();
+        Ok(remains
+            .map(|one| {
+                let judged = guest.flows.under_way(one.flow);
+                one.of_open(judged.as_deref().map(untold))
+            })
+            .collect())
     }
 
-    /// Takes what an earlier daemon left of the connections of the guest in this slot: each is recorded
-    /// as ended, and reset by [`Router::rebuild`]. To be called after a `checkpoint`, which says that
-    /// the guest sleeps, and once.
+    /// How many connections of the guest in this slot have ended since it fell asleep: when that moves,
+    /// so do its [`Router::remains`].
+    #[must_use]
+    pub fn ended(&self, slot: Slot) -> usize {
+        self.shared.guest_in(slot).map_or(0, |guest| guest.gate.ended())
+    }
+
+    /// Takes what an earlier daemon left of the connections of the guest in this slot: each is reset by
+    /// [`Router::rebuild`]. To be called before the guest runs. Records nothing.
     ///
     /// # Errors
     /// [`Error::Vacant`] when nothing is attached to the slot.
     pub fn bury(&self, slot: Slot, remains: Vec<Remains>) -> Result<(), Error> {
         let guest = self.shared.guest_in(slot)?;
         for one in remains {
-            let mut record =
-                AuditRecord::new(fault::wall_clock(), Kind::Connection, Outcome::Closed);
-            record.flow = Some(one.flow);
-            record.detail = Some("it ended with the daemon, while the sandbox slept".to_owned());
-            guest.trail.record(record.about(&guest.subject));
             guest.gate.bury(one.into(), true);
         }
         Ok(())

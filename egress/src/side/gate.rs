@@ -262,9 +262,19 @@ impl Gate {
         self.store.0.fetch_sub(bytes, Relaxed);
     }
 
-    /// What is left of every connection that is kept, without its bytes.
+    /// What is left of every connection that is kept, without its bytes, and of those whose owner has
+    /// ended them while the guest slept.
     pub(crate) fn remains(&self) -> Vec<Remains> {
-        self.known().iter().filter_map(|side| side.remains()).collect()
+        let kept = self.known();
+        let mut remains: Vec<_> = kept.iter().filter_map(|side| side.remains()).collect();
+        let sides = self.lock();
+        remains.extend(sides.remains.iter().map(|(checkpoint, _)| Remains::of(checkpoint, 0)));
+        remains
+    }
+
+    /// How many have been ended by their owners while the guest slept.
+    pub(crate) fn ended(&self) -> usize {
+        self.lock().remains.len()
     }
 
     /// Takes the connection of an owner that has ended it, to be ended when the guest wakes.

@@ -99,14 +99,14 @@ pub(crate) async fn connected(place: &Place, origin: &TcpListener) -> (TcpStream
     (guest, far)
 }
 
-async fn passes(from: &mut TcpStream, to: &mut TcpStream) {
+pub(crate) async fn passes(from: &mut TcpStream, to: &mut TcpStream) {
     from.write_all(b"still here").await.expect("sent");
     let mut room = [0; 10];
     soon(to.read_exact(&mut room)).await.expect("it came");
     assert_eq!(&room, b"still here");
 }
 
-async fn is_reset(stream: &mut TcpStream) -> bool {
+pub(crate) async fn is_reset(stream: &mut TcpStream) -> bool {
     match soon(stream.read(&mut [0])).await {
         Err(error) => error.kind() == ErrorKind::ConnectionReset,
         Ok(_) => false,
@@ -441,44 +441,5 @@ fn what_cannot_be_kept_is_reset_on_both_sides_and_the_audit_says_why() {
         for _ in 0..held.ended {
             place.record(|r| r.outcome == Outcome::Closed && r.detail.as_deref() == lost).await;
         }
-    });
-}
-
-#[test]
-fn a_guest_that_wakes_after_its_daemon_died_is_told_by_the_next_one() {
-    run(RULES, async |place| {
-        let origin = place.origin(ORIGIN, 2525);
-        let (mut guest, _far) = connected(&place, &origin).await;
-        lie_down(&place).await;
-        let remains = place.router.remains(place.slot).expect("known");
-        // In one process the far side is not closed by that.
-        let place = place.restart().await;
-        place.router.checkpoint(place.slot).await.expect("it sleeps");
-        let [silent] = remains.as_slice() else { panic!("{remains:?}") };
-        // Through a journal.
-        let written = serde_json::to_string(&silent).expect("JSON");
-        let read = serde_json::from_str(&written).expect("the same");
-        place.router.bury(place.slot, vec![read]).expect("taken");
-        let closed = place.record(|r| r.outcome == Outcome::Closed).await;
-        assert_eq!(closed.flow, Some(silent.flow));
-        place.in_guest(&["nft", "delete table ip stopped"]);
-        place.router.rebuild(place.slot).await.expect("put back");
-        assert!(is_reset(&mut guest).await, "it has said nothing, and is told");
-        place.router.release(place.slot).await.expect("released");
-        let (mut guest, mut far) = connected(&place, &origin).await;
-        passes(&mut guest, &mut far).await;
-    });
-}
-
-#[test]
-fn a_guest_that_wakes_after_its_daemon_died_is_reset_at_its_first_word_at_the_latest() {
-    run(RULES, async |place| {
-        let origin = place.origin(ORIGIN, 2525);
-        let (mut guest, _far) = connected(&place, &origin).await;
-        lie_down(&place).await;
-        let place = place.restart().await;
-        place.in_guest(&["nft", "delete table ip stopped"]);
-        guest.write_all(b"anybody?").await.expect("sent");
-        assert!(is_reset(&mut guest).await);
     });
 }

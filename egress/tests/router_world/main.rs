@@ -9,6 +9,7 @@
 
 mod stuck;
 mod asleep;
+mod buried;
 mod datagrams;
 mod peers;
 mod place;

@@ -183,15 +183,19 @@ impl Place {
         self.land.ip("w", &format!("tuntap add {} mode tap", slot.tap()));
     }
 
-    pub(crate) async fn attach_at(&self, slot: Slot) -> Result<(), egress::Error> {
-        let subject = Subject {
+    /// Who the guest is.
+    pub(crate) fn subject(&self) -> Subject {
+        Subject {
             sandbox: "demo".parse().expect("a name"),
             tenant: "acme".parse().expect("a name"),
             incarnation: 1,
-            slot,
-        };
+            slot: self.slot,
+        }
+    }
+
+    pub(crate) async fn attach_at(&self, slot: Slot) -> Result<(), egress::Error> {
         let attachment = Attachment {
-            subject: Arc::new(subject),
+            subject: Arc::new(Subject { slot, ..self.subject() }),
             policy: self.policy.clone(),
             egress: vec![EGRESS.into()],
         };

@@ -40,6 +40,29 @@ impl Acts {
         Ok(())
     }
 
+    /// What is left of its connections is known before the save, for a next daemon.
+    pub(super) async fn checkpoint(&self, record: &mut Record) -> Result<(), Boxed> {
+        self.router.checkpoint(record.slot).await?;
+        record.night.keep(self.router.remains(record.slot)?);
+        Ok(())
+    }
+
+    /// Looks whether connections of a sandbox that sleeps have ended meanwhile: those are in the audit.
+    pub(crate) fn count_ends(&self, record: &mut Record) {
+        if self.router.ended(record.slot) > record.night.ended().count()
+            && let Ok(remains) = self.router.remains(record.slot)
+        {
+            record.night.remains = remains;
+        }
+    }
+
+    /// Resets what has ended and is no value of the router's.
+    pub(super) async fn tell_ends(&self, record: &Record) -> Result<(), Boxed> {
+        self.router.bury(record.slot, record.night.ended().cloned().collect())?;
+        self.router.rebuild(record.slot).await?;
+        Ok(())
+    }
+
     /// Waits until bytes or callers want the guest of a sandbox that sleeps. One that slept before this daemon
     /// began has no connections left that could.
     pub(crate) async fn wanted(&self, record: &Record) {

@@ -3,17 +3,24 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use policy::TenantName;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tokio_util::sync::PollSemaphore;
 
 use crate::error::Error;
-use crate::idle::{Budget, Idleness, Sample, Verdict, Why};
+use crate::idle::{Budget, Hold, Idleness, Sample, Why};
+use crate::night::Alarm;
 use crate::state::State;
 use crate::terms::{OnIdle, Terms, Uptime};
 use crate::threads::locked;
+use crate::turns::{Place, Turn, Turns};
+
+/// Until one that could not be woken is tried again for those who do not ask themselves, and the longest to
+/// which it grows.
+const AGAIN: Duration = Duration::from_secs(10);
+const LONGEST_AGAIN: Duration = Duration::from_secs(600);
 
 /// What came of a wish.
 pub(crate) type Reply = oneshot::Sender<Result<(), Arc<Error>>>;
@@ -44,12 +51,16 @@ impl Drop for Call {
 }
 
 /// What others are shown of a sandbox's rest.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) on_idle: OnIdle,
     pub(crate) idle_after: Option<Duration>,
-    pub(crate) awake: Option<Why>,
-    pub(crate) sleeps_at: Option<Instant>,
+    /// What keeps it awake.
+    pub(crate) holds: Vec<Hold>,
+    /// When it is woken, and why then; and when by the clock on the wall, where that was asked for.
+    pub(crate) wakes_at: Option<Instant>,
+    pub(crate) wakes_because: Option<&'static str>,
+    pub(crate) alarm: Option<SystemTime>,
     pub(crate) ends_at: Option<Instant>,
     pub(crate) wakes: u64,
 }
@@ -80,16 +91,20 @@ pub(crate) struct Rest {
     asked_to_sleep: bool,
     /// Bytes came in for it, for which it is woken then.
     wanted: Option<Instant>,
+    /// When it is to be woken, by this clock and by that on the wall.
+    alarm: Option<(Instant, SystemTime)>,
     /// It could not be woken, and is not again before then for those who do not ask themselves.
     again: Option<Instant>,
+    pause: Duration,
     /// Its place among all that are to be woken; it is kept while other things are seen to.
-    queue: PollSemaphore,
-    queued: bool,
-    turn: Option<OwnedSemaphorePermit>,
+    place: Option<Place>,
+    turn: Option<Turn>,
+    turns: Turns,
+    tenant: TenantName,
 }
 
 impl Rest {
-    pub(crate) fn new(terms: Terms, turns: Arc<Semaphore>) -> Self {
+    pub(crate) fn new(terms: Terms, tenant: TenantName, turns: Turns) -> Self {
         let (now, uptime) = (Instant::now(), Uptime::now());
         let mut idleness = Idleness::new(terms.idle_after(), now);
         if let Some(until) = terms.awake_until(&uptime) {
@@ -107,12 +122,15 @@ impl Rest {
             sleepers: Vec::new(),
             asked_to_sleep: false,
             wanted: None,
+            alarm: None,
             again: None,
-            queue: PollSemaphore::new(turns),
-            queued: false,
+            pause: AGAIN,
+            place: None,
             turn: None,
+            turns,
+            tenant,
         };
-        rest.show(None);
+        rest.show(Vec::new());
         rest
     }
 
@@ -130,19 +148,25 @@ impl Rest {
     pub(crate) fn look(&mut self, bytes: Instant, processor: Option<Duration>) -> Due {
         let (now, calls) = (Instant::now(), self.calls.count());
         self.idleness.look(now, Sample { bytes, processor, calls });
-        let verdict = self.idleness.verdict(now);
-        self.show(Some(verdict));
-        match (self.over(now), verdict, self.terms.on_idle) {
-            (Some(why), ..) => Due::Remove(why),
-            (None, Verdict::Idle, OnIdle::Standby) => Due::Sleep,
-            (None, Verdict::Idle, OnIdle::Delete) => Due::Remove("it was idle"),
+        let holds = self.idleness.holds(now);
+        let is_idle = holds.is_empty();
+        self.show(holds);
+        match (self.over(now), self.terms.on_idle) {
+            (Some(why), _) => Due::Remove(why),
+            (None, OnIdle::Standby) if is_idle => Due::Sleep,
+            (None, OnIdle::Delete) if is_idle => Due::Remove("it was idle"),
             _ => Due::Nothing,
         }
     }
 
+    /// It is idle, and its driver cannot be put to sleep.
+    pub(crate) fn cannot_sleep(&self) {
+        self.show(vec![(Why::Driver, None)]);
+    }
+
     /// Takes a look at one that does not run.
     pub(crate) fn glance(&mut self) -> Due {
-        self.show(None);
+        self.show(Vec::new());
         self.over(Instant::now()).map_or(Due::Nothing, Due::Remove)
     }
 
@@ -150,19 +174,36 @@ impl Rest {
         self.end.filter(|end| *end <= now).map(|_| "its time is over")
     }
 
-    fn show(&self, verdict: Option<Verdict>) {
-        let (awake, sleeps_at) = match verdict {
-            Some(Verdict::Awake(why, until)) => (Some(why), until),
-            Some(Verdict::Idle) | None => (None, None),
+    fn show(&self, holds: Vec<Hold>) {
+        let wakes = match &self.place {
+            Some(_) => Some((Instant::now(), "it waits for its turn")),
+            None => self.next_wake().map(|(at, by_alarm)| match by_alarm {
+                true => (at, "it was asked for"),
+                false => (at, "bytes came for it"),
+            }),
         };
         *locked(&self.shown) = Shown {
             on_idle: self.terms.on_idle,
             idle_after: self.terms.idle_after(),
-            awake,
-            sleeps_at,
+            holds,
+            wakes_at: wakes.map(|(at, _)| at),
+            wakes_because: wakes.map(|(_, why)| why),
+            alarm: self.alarm.map(|(_, wall)| wall),
             ends_at: self.end,
             wakes: self.wakes,
         };
+    }
+
+    /// When it is to be woken by itself; none: whenever somebody asks.
+    pub(crate) fn set_alarm(&mut self, alarm: Option<&Alarm>) {
+        self.alarm = alarm.map(|alarm| (alarm.instant(&Uptime::now()), alarm.wall()));
+    }
+
+    /// When it is woken for somebody who does not wait for it, and whether its alarm is why.
+    fn next_wake(&self) -> Option<(Instant, bool)> {
+        let alarm = self.alarm.map(|(at, _)| (at.max(self.again.unwrap_or(at)), true));
+        let wanted = self.wanted.map(|at| (at, false));
+        [alarm, wanted].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
     /// Somebody wants it to run; who wanted it to sleep is told that it does not.
@@ -206,24 +247,30 @@ impl Rest {
     /// Waits until it is to be woken, and its turn has come among all that are. May be dropped and called
     /// again.
     pub(crate) async fn wake_due(&mut self) {
-        while !self.queued && !self.is_awaited() {
-            let Some(at) = self.wanted else { return std::future::pending().await };
-            tokio::time::sleep_until(at).await;
-            match self.budget.take(Instant::now()) {
-                Ok(()) => self.queued = true,
-                Err(then) => self.wanted = Some(then),
+        while self.place.is_none() {
+            if !self.is_awaited() {
+                let Some((at, by_alarm)) = self.next_wake() else {
+                    return std::future::pending().await;
+                };
+                tokio::time::sleep_until(at).await;
+                // Whoever set an alarm has asked by the control API.
+                if !by_alarm && let Err(then) = self.budget.take(Instant::now()) {
+                    self.wanted = Some(then);
+                    continue;
+                }
             }
+            self.place = Some(self.turns.ask(&self.tenant));
         }
-        self.queued = true;
-        let Self { queue, .. } = self;
-        // Nobody closes it.
-        self.turn = std::future::poll_fn(|cx| queue.poll_acquire(cx)).await;
-        (self.queued, self.wanted) = (false, None);
+        if let Some(place) = &mut self.place {
+            // Turns do not end before those who wait for them.
+            self.turn = place.await.ok();
+        }
+        (self.place, self.wanted) = (None, None);
     }
 
     /// It runs.
     pub(crate) fn runs(&mut self, woken: bool) {
-        (self.turn, self.wanted, self.again) = (None, None, None);
+        (self.turn, self.wanted, self.again, self.pause) = (None, None, None, AGAIN);
         self.wakes += u64::from(woken);
         self.idleness.woken(Instant::now());
     }
@@ -236,13 +283,12 @@ impl Rest {
 
     /// It sleeps, or could not be woken.
     pub(crate) fn sleeps(&mut self, failed: bool) {
-        /// Until it is tried again for those who do not ask themselves.
-        const AGAIN: Duration = Duration::from_secs(10);
         self.turn = None;
         self.asked_to_sleep = false;
         self.idleness.slept();
-        self.again = failed.then(|| Instant::now() + AGAIN);
-        self.show(None);
+        self.again = failed.then(|| Instant::now() + self.pause);
+        self.pause = if failed { (self.pause * 2).min(LONGEST_AGAIN) } else { AGAIN };
+        self.show(Vec::new());
     }
 
     /// Tells whoever waits that it has arrived, and with which error if it did not get where it was wanted.

@@ -12,6 +12,7 @@ use crate::driver::rest::{Due, Reply};
 use crate::driver::{LOOK, Task, Verb};
 use crate::error::{Error, Field};
 use crate::machine::Left;
+use crate::night::{Alarm, Night};
 use crate::sandbox::Driver;
 use crate::state::State;
 use crate::terms::{Terms, Uptime};
@@ -20,6 +21,13 @@ impl Task {
     /// Rests until something is wanted or happens; gives whether the journey goes on.
     pub(super) async fn rest_in(&mut self, state: State) -> bool {
         let mut noted = true;
+        if state == State::Running {
+            // One that was to be put to sleep before it had arrived sleeps until then.
+            let alarm = self.record.night.alarm.take();
+            let asked = self.rest.is_asked_to_sleep() && self.arrived != Some(State::Running);
+            self.record.night = Night { alarm: alarm.filter(|_| asked), ..Night::default() };
+            self.rest.set_alarm(self.record.night.alarm.as_ref());
+        }
         if let Err(error) = self.note().await {
             self.unnoted(&error);
             if state == State::Running && self.record.state == State::Creating {
@@ -54,6 +62,10 @@ impl Task {
                     self.heed(verb).await;
                 }
                 _ = look.tick() => {
+                    if state == State::Standby {
+                        self.acts.count_ends(&mut self.record);
+                        noted &= self.noted.as_ref() == Some(&self.record.night);
+                    }
                     noted = noted || self.note().await.is_ok();
                     if state == State::Running && self.ended() {
                         return true;
@@ -105,7 +117,9 @@ impl Task {
         match due {
             Due::Nothing => {}
             // Its hooks may be gone from the configuration.
-            Due::Sleep if !self.acts.hypervisors().can_sleep(self.record.driver) => {}
+            Due::Sleep if !self.acts.hypervisors().can_sleep(self.record.driver) => {
+                self.rest.cannot_sleep();
+            }
             Due::Sleep => self.begin_to_sleep(),
             Due::Remove(why) => {
                 self.audit(Outcome::Allow, &format!("remove, since {why}"));
@@ -179,14 +193,20 @@ impl Task {
                     });
                 }
             },
-            Verb::Standby(reply) => match self.machine.state() {
+            Verb::Standby(alarm, reply) => match self.machine.state() {
                 _ if !self.acts.hypervisors().can_sleep(self.record.driver) => {
                     let problem = "its driver cannot be put to sleep on this node";
                     let _ = reply.send(Err(Arc::new(self.not_now(problem))));
                 }
-                State::Standby if self.machine.next().is_none() => _ = reply.send(Ok(())),
+                State::Standby if self.machine.next().is_none() => {
+                    let set = self.set_alarm(alarm).await;
+                    let _ = reply.send(set.map_err(Arc::new));
+                }
                 State::Failed | State::Deleting | State::Gone => self.refuse(reply),
                 _ => {
+                    // In the journal before it falls asleep.
+                    self.rest.set_alarm(alarm.as_ref());
+                    self.record.night.alarm = alarm;
                     self.rest.sleep(reply);
                     if self.machine.is_up() {
                         self.begin_to_sleep();
@@ -210,6 +230,18 @@ impl Task {
                 self.agree(terms, reply).await;
             }
         }
+    }
+
+    /// Journals when one that sleeps is to be woken before that holds.
+    async fn set_alarm(&mut self, alarm: Option<Alarm>) -> Result<(), Error> {
+        let before = std::mem::replace(&mut self.record.night.alarm, alarm);
+        let noted = self.note().await;
+        if noted.is_err() {
+            self.record.night.alarm = before;
+        }
+        self.rest.set_alarm(self.record.night.alarm.as_ref());
+        self.look_again();
+        noted
     }
 
     /// Journals other terms before they hold.

@@ -12,6 +12,7 @@ use crate::driver::Handle;
 use crate::error::Error;
 use crate::keeper::Keeper;
 use crate::machine::Machine;
+use crate::night::Night;
 use crate::policies::{self, Held, Scope, Written};
 use crate::sandbox::{Actor, CreateSpec, Progress, Sandbox};
 use crate::state::State;
@@ -84,6 +85,7 @@ impl Keeper {
             terms: self.terms(spec.driver, &spec.terms),
             saved: None,
             cold: Cold::default(),
+            night: Night::default(),
         };
         let entered = self.enter(&mut record, document, written, actor);
         let handle = match AssertUnwindSafe(entered).catch_unwind().await {

@@ -15,15 +15,28 @@ use crate::cold::ColdBoot;
 use crate::driver::{Call, Handle, LONGEST_LEASE, Reply, Verb};
 use crate::error::{Error, Field};
 use crate::keeper::{Found, Keeper};
+use crate::night::{Alarm, Wake};
 use crate::sandbox::{Actor, Driver, Sandbox};
 use crate::state::State;
-use crate::terms::{Can, OnIdle, Terms, WantedTerms, checked};
+use crate::terms::{Can, OnIdle, Terms, Uptime, WantedTerms, checked};
 
 impl Keeper {
-    /// Puts a sandbox to sleep, whether it is idle or not, and waits until it is.
-    pub async fn standby(&self, found: &Found, actor: &Actor) -> Result<Sandbox, Error> {
-        let handle = self.asked(found, actor, "standby");
-        self.ask(handle, None, Verb::Standby).await?;
+    /// Puts a sandbox to sleep, whether it is idle or not, and waits until it is. It is woken at this time,
+    /// if somebody has not woken it before; the last word on that counts.
+    pub async fn standby(
+        &self,
+        found: &Found,
+        wake: Option<Wake>,
+        actor: &Actor,
+    ) -> Result<Sandbox, Error> {
+        let (now, wall) = (Uptime::now(), fault::wall_clock());
+        let alarm = wake.map(|wake| Alarm::set(wake, &now, wall)).transpose()?;
+        let until = alarm.as_ref().and_then(|alarm| {
+            alarm.wall().duration_since(wall).ok().map(|left| format!(" for {}s", left.as_secs()))
+        });
+        let what = format!("standby{}", until.unwrap_or_default());
+        let handle = self.asked(found, actor, &what);
+        self.ask(handle, None, |reply| Verb::Standby(alarm, reply)).await?;
         Ok(self.view(handle))
     }
 

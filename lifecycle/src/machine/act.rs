@@ -23,6 +23,8 @@ pub(crate) enum Act {
     Prepare,
     /// Turn the values into connections with the guest again.
     Rebuild,
+    /// Reset connections that have ended, which the guest has not heard.
+    TellEnds,
     /// Let the guest go on. What was written down is given up first: memory is ahead of it then.
     Unpause,
     /// Deliver to the guest again.
@@ -57,6 +59,7 @@ impl Act {
             Self::CheckFence => "checking the fence around",
             Self::Prepare => "loading the microVM of",
             Self::Rebuild => "rebuilding the connections of",
+            Self::TellEnds => "ending the lost connections of",
             Self::Unpause => "resuming the microVM of",
             Self::Release => "releasing the connections of",
             Self::Refresh => "telling the time to the guest of",
@@ -85,6 +88,7 @@ impl Act {
             Self::CheckFence => (Point::FenceToCheck, Point::FenceChecked),
             Self::Prepare => (Point::GuestToLoad, Point::GuestLoaded),
             Self::Rebuild => (Point::ConnectionsToRebuild, Point::ConnectionsRebuilt),
+            Self::TellEnds => (Point::EndsToTell, Point::EndsTold),
             Self::Unpause => (Point::GuestToResume, Point::GuestResumed),
             Self::Release => (Point::GuestToRelease, Point::GuestReleased),
             Self::Refresh => (Point::GuestToRefresh, Point::GuestRefreshed),
@@ -112,9 +116,9 @@ impl Act {
         matches!(
             self,
             Self::Pause
-                | Self::Checkpoint
                 | Self::Save
                 | Self::Rebuild
+                | Self::TellEnds
                 | Self::Unpause
                 | Self::Refresh
         )

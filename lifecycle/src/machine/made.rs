@@ -27,6 +27,10 @@ pub(crate) struct Made {
     pub(crate) checked: bool,
     /// It does not know how long it slept.
     pub(crate) stale: bool,
+    /// Connections of it have ended that are no values, and it has not heard that.
+    pub(crate) owed: bool,
+    /// The process that is to run will hear it.
+    pub(crate) told: bool,
 }
 
 impl Made {
@@ -46,6 +50,8 @@ impl Made {
         open: false,
         checked: false,
         stale: false,
+        owed: false,
+        told: false,
     };
     pub(crate) const ANYTHING: Self =
         Self { tap: true, fence: true, process: true, files: true, memory: true, ..Self::NOTHING };

@@ -8,6 +8,7 @@ use rusqlite::params;
 
 use crate::error::Error;
 use crate::sandbox::Driver;
+use crate::store::rows::text;
 use crate::store::{Store, word};
 use crate::terms::Uptime;
 
@@ -34,7 +35,7 @@ impl Store {
     /// The slots that were given up less than `pause` ago, or in another boot: how long ago that was,
     /// no clock can tell.
     pub(crate) async fn resting(&self, pause: Duration) -> Result<Vec<Slot>, Error> {
-        self.run("reading the slots that rest", move |store| {
+        let rows = self.run("reading the slots that rest", move |store| {
             let Uptime { boot, seconds } = Uptime::now();
             // Those of another boot begin anew: nothing here outlives a boot, so one rest is enough.
             store.execute(
@@ -45,33 +46,49 @@ impl Store {
                 "DELETE FROM resting WHERE since + ?1 < ?2",
                 params![pause.as_secs(), seconds],
             )?;
-            let slots: Vec<i64> = store
-                .prepare("SELECT slot FROM resting")?
+            store
+                .prepare("SELECT slot FROM resting ORDER BY slot")?
                 .query_map([], |row| row.get(0))?
-                .collect::<rusqlite::Result<_>>()?;
-            Ok(slots.into_iter().filter_map(|slot| Slot::new(slot.try_into().ok()?)).collect())
-        })
-        .await
+                .collect::<rusqlite::Result<Vec<i64>>>()
+        });
+        rows.await?.into_iter().map(|number| self.slot("resting", number)).collect()
     }
 
-    /// The slots whose last guest may be there, and what ran it. Nothing of another boot is.
+    /// The slots whose last guest may be there, and what ran it. Nothing of another boot is; what does
+    /// not say of which boot it is may be of this one, and what does not say what ran it, anybody's.
     pub(crate) async fn kept(&self) -> Result<Vec<(Slot, Driver)>, Error> {
-        self.run("reading the slots that are kept", |store| {
-            store.execute("DELETE FROM kept WHERE boot <> ?1", [Uptime::now().boot])?;
-            let kept: Vec<(u16, String)> = store
-                .prepare("SELECT slot, driver FROM kept")?
-                .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+        let rows = self.run("reading the slots that are kept", |store| {
+            let now = Uptime::now().boot;
+            let rows: Vec<(i64, String, String)> = store
+                .prepare("SELECT slot, boot, driver FROM kept ORDER BY slot")?
+                .query_map([], |row| Ok((row.get(0)?, text(row, "boot"), text(row, "driver"))))?
                 .collect::<rusqlite::Result<_>>()?;
-            // What is not known to be a process of ours may be anybody's.
-            let ours = word(&Driver::Qemu);
-            let driver = |text| match ours.as_ref() == Some(&text) {
-                true => Driver::Qemu,
-                false => Driver::External,
-            };
-            let kept = kept.into_iter();
-            Ok(kept.filter_map(|(slot, text)| Some((Slot::new(slot)?, driver(text)))).collect())
+            let (over, kept): (Vec<_>, Vec<_>) =
+                rows.into_iter().partition(|(_, boot, _)| *boot != now && is_boot(boot));
+            for (slot, ..) in over {
+                store.execute("DELETE FROM kept WHERE slot = ?1", [slot])?;
+            }
+            Ok(kept)
+        });
+        let ours = word(&Driver::Qemu);
+        let read = |(number, boot, driver): (i64, String, String)| {
+            if !is_boot(&boot) {
+                tracing::error!(slot = number, "damaged in the journal: table kept, column boot");
+            }
+            let is_ours = ours.as_ref() == Some(&driver);
+            let driver = if is_ours { Driver::Qemu } else { Driver::External };
+            Ok((self.slot("kept", number)?, driver))
+        };
+        rows.await?.into_iter().map(read).collect()
+    }
+
+    /// The slot that a row is about. One that is none may be anybody's.
+    fn slot(&self, table: &str, number: i64) -> Result<Slot, Error> {
+        let slot = u16::try_from(number).ok().and_then(Slot::new);
+        slot.ok_or_else(|| {
+            let problem = format!("its slot is not a number from 1 to {}", Slot::MAX);
+            self.unreadable(table, number, &number.to_string(), &problem)
         })
-        .await
     }
 
     /// The last guest of a slot has ended: from now on the slot rests.
@@ -87,6 +104,15 @@ impl Store {
         .await
         .map(|_| ())
     }
+}
+
+/// Whether this is the name of a boot, of which the kernel makes one each time.
+fn is_boot(text: &str) -> bool {
+    let hex = |part: &str, length| {
+        part.len() == length && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let parts: Vec<&str> = text.split('-').collect();
+    parts.len() == 5 && parts.iter().zip([8, 4, 4, 4, 12]).all(|(part, length)| hex(part, length))
 }
 
 #[cfg(test)]
@@ -134,9 +160,45 @@ mod tests {
         assert_eq!(store.kept().await.unwrap(), [(a, Driver::External)]);
         assert!(store.resting(Duration::from_secs(60)).await.unwrap().contains(&b));
         let other = |store: &rusqlite::Transaction<'_>| {
-            store.execute("UPDATE kept SET boot = 'another'", [])
+            store.execute("UPDATE kept SET boot = '01234567-89ab-cdef-0123-456789abcdef'", [])
         };
         store.run("another boot", other).await.unwrap();
         assert_eq!(store.kept().await.unwrap(), []);
+    }
+
+    /// Promise 56.
+    #[tokio::test]
+    async fn a_damaged_row_of_a_slot_keeps_that_slot_or_is_named_with_its_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("postern.db")).unwrap();
+        let slot = Slot::new(2).unwrap();
+        let ours = Record { driver: Driver::Qemu, ..record("b", 2) };
+        store.insert(ours, "{}".to_owned()).await.unwrap();
+        store.forget(&"b".parse().unwrap(), true).await.unwrap();
+        let change = async |statement: &str| {
+            let statement = statement.to_owned();
+            let changed = store.run("damaging it", move |store| store.execute(&statement, []));
+            assert_eq!(changed.await.unwrap(), 1);
+        };
+        // Whose guest is there nobody knows then, but in which slot.
+        change("UPDATE kept SET driver = CAST(x'ff' AS TEXT)").await;
+        assert_eq!(store.kept().await.unwrap(), [(slot, Driver::External)]);
+        for boot in ["'another'", "''", "CAST(x'ff' AS TEXT)"] {
+            change(&format!("UPDATE kept SET boot = {boot}")).await;
+            assert_eq!(store.kept().await.unwrap(), [(slot, Driver::External)], "{boot}");
+        }
+        for (table, number) in [("kept", 70_000_i64), ("resting", -1)] {
+            change(&format!("UPDATE {table} SET slot = {number}")).await;
+            let rest = Duration::from_secs(60);
+            let refused = match table {
+                "kept" => store.kept().await.map(drop),
+                _ => store.resting(rest).await.map(drop),
+            };
+            let Err(Error::Row { row, remedy, .. }) = refused else { panic!("{refused:?}") };
+            assert!(row.contains(table) && row.contains(&number.to_string()), "{row}");
+            change(&remedy).await;
+        }
+        assert_eq!(store.kept().await.unwrap(), []);
+        assert_eq!(store.resting(Duration::from_secs(60)).await.unwrap(), []);
     }
 }

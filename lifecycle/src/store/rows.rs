@@ -41,6 +41,7 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
         // What there is on disk tells as much.
         saved: described(row, "saved", read_json(row, "saved")).flatten(),
         cold: described(row, "cold", read_json(row, "cold")).flatten().unwrap_or_default(),
+        night: described(row, "night", read_json(row, "night")).flatten().unwrap_or_default(),
         // Rows of layout 1 have none: such a sandbox goes on as it was, and so does one of which nobody knows.
         terms: described(row, "terms", read_json(row, "terms"))
             .flatten()

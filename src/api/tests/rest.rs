@@ -215,3 +215,94 @@ async fn a_lease_keeps_a_sandbox_awake_until_it_is_over_and_wakes_one_that_sleep
     }
     daemon.end().await;
 }
+
+/// Promise 64.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_sleeps_until_the_time_that_was_asked_for_or_until_somebody_wakes_it() {
+    let daemon = Daemon::with(HOOKS).await;
+    daemon.make(json!({ "on_idle": "never" })).await;
+    let began = Instant::now();
+    let asleep = daemon.ask("standby", json!({ "wake_in": "2s" })).await.expect("asleep");
+    assert_eq!(asleep.wakes_because.as_deref(), Some("it was asked for"));
+    assert!(asleep.wakes_in.is_some_and(|left| (1..=2).contains(&left)), "{asleep:?}");
+    assert!(asleep.wake_at.is_some() && asleep.awake.is_none());
+    let woken = daemon.until_state("running").await;
+    assert!(began.elapsed() >= Duration::from_millis(1000), "{:?}", began.elapsed());
+    assert_eq!((woken.wakes, woken.wake_at, woken.wakes_in), (1, None, None));
+
+    // Who wakes it before has woken it.
+    let asleep = daemon.ask("standby", json!({ "wake_in": "3s" })).await.expect("asleep");
+    assert!(asleep.wake_at.is_some());
+    daemon.ask("resume", json!({})).await.expect("woken");
+    let asleep = daemon.ask("standby", json!({})).await.expect("asleep");
+    assert_eq!((asleep.wake_at, asleep.wakes_in), (None, None));
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(daemon.until_state("standby").await.wakes, 2);
+
+    // The last word counts, while it sleeps, too.
+    let far = "2999-12-01T07:00:00+02:00";
+    let problem = daemon.ask("standby", json!({ "wake_at": far })).await.expect_err("far away");
+    assert_eq!(problem.field.as_deref(), Some("wake_at"), "{problem}");
+    let hour = json!({ "wake_in": "1h" });
+    let asleep = daemon.ask("standby", hour).await.expect("asleep, and told when");
+    assert!(asleep.wakes_in.is_some_and(|left| (3590..=3600).contains(&left)), "{asleep:?}");
+    let none = daemon.local.send(
+        Method::POST,
+        "/v1/sandboxes/demo/standby",
+        HeaderMap::new(),
+        Content::Nothing,
+    );
+    let asleep: wire::Sandbox = none.await.expect("no body").json().await.expect("a sandbox");
+    assert_eq!(asleep.wake_at, None, "taken back");
+    daemon.ask("standby", json!({ "wake_in": "1s" })).await.expect("asleep");
+    assert_eq!(daemon.until_state("running").await.wakes, 3);
+    for (body, field) in [
+        (json!({ "wake_in": "0s" }), "wake_in"),
+        (json!({ "wake_at": "07:00" }), "wake_at"),
+        (json!({ "wake_at": "2020-01-01T00:00:00Z" }), "wake_at"),
+        (json!({ "wake_at": far, "wake_in": "1s" }), "wake_at"),
+        (json!({ "wake_up": "1s" }), "wake_up"),
+    ] {
+        let problem = daemon.ask("standby", body).await.expect_err(field);
+        assert_eq!((problem.code, problem.field.as_deref()), (Kind::Invalid, Some(field)));
+    }
+    assert_eq!(daemon.until_state("running").await.wakes, 3, "nothing changed");
+    daemon.end().await;
+}
+
+/// Promise 64. What could not be woken in time is tried again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_woken_at_its_time_is_tried_again() {
+    let daemon = Daemon::with(HOOKS).await;
+    daemon.make(json!({ "on_idle": "never" })).await;
+    daemon.ask("standby", json!({ "wake_in": "1s" })).await.expect("asleep");
+    daemon.mark("asleep", true);
+    let failed = daemon.until("it was tried", |seen| {
+        seen.as_ref().is_some_and(|one| one.state == "standby" && one.reason.is_some())
+    });
+    let shown = failed.await.expect("there");
+    assert!(shown.wakes_in.is_some_and(|left| left <= 10), "{shown:?}");
+    daemon.mark("asleep", false);
+    daemon.until_state("running").await;
+    daemon.end().await;
+}
+
+/// Promise 62.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_shown_what_keeps_a_sandbox_awake_and_for_how_long() {
+    let daemon = Daemon::with(HOOKS).await;
+    let made = daemon.make(json!({ "idle_after": "1h" })).await;
+    let by =
+        |shown: &wire::Sandbox| shown.awake_by.iter().map(|one| one.by.clone()).collect::<Vec<_>>();
+    let shown = daemon.until("why", |seen| seen.as_ref().is_some_and(|one| one.awake.is_some()));
+    let shown = shown.await.expect("there");
+    assert_eq!(by(&shown), ["start"], "{made:?}");
+    assert!(shown.idle_in.is_some_and(|left| (3500..=3600).contains(&left)), "{shown:?}");
+    let kept = daemon.ask("keep-awake", json!({ "for": "2h" })).await.expect("kept");
+    assert_eq!(by(&kept), ["lease", "start"]);
+    assert_eq!(kept.idle_in, kept.awake_by[0].seconds, "the longest counts");
+    assert!(kept.awake_by[1].seconds < kept.awake_by[0].seconds, "{kept:?}");
+    let asleep = daemon.ask("standby", json!({})).await.expect("asleep");
+    assert_eq!((by(&asleep), asleep.idle_in), (Vec::new(), None));
+    daemon.end().await;
+}
