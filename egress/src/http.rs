@@ -8,6 +8,7 @@ mod screen;
 mod upgrade;
 mod head;
 mod relay;
+mod events;
 mod timer;
 mod wire;
 
@@ -43,7 +44,7 @@ use crate::http::upgrade::Handshake;
 use crate::http::wire::{Traffic, Wire};
 use crate::refuse::{self, Refusal};
 use crate::side::{GuestSide, Watcher};
-use crate::tunnel::tunnel;
+use crate::tunnel::{Duplex, websocket};
 
 /// Between requests, and from the first to the last byte of a head.
 const HEAD_TIME: Duration = Duration::from_secs(60);
@@ -180,19 +181,20 @@ async fn carry(
     let begin = async {
         let (far, early, port) = far.into_switched().await?;
         guest.gate.within(guest.limits.idle, stream.write_all(&early)).await?.ok()?;
-        Some((far, port))
+        Some((far, port, Duplex::new(&early)))
     };
     let begun = tokio::select! {
         biased;
         _ = flow.cut() => None,
         far = begin => far,
     };
-    let Some((far, port)) = begun else { return stream.reset() };
+    let Some((far, port, frames)) = begun else { return stream.reset() };
     let cut = async {
         flow.cut().await;
     };
     let Guest { limits, pool, .. } = guest;
-    ending.tunnelled(tunnel(stream, far, flight, limits, &meter, pool, cut).await);
+    let with = (&meter, pool, &frames);
+    ending.tunnelled(websocket(stream, far, flight, limits, with, cut).await);
     drop(port);
 }
 
@@ -342,6 +344,7 @@ impl Visit {
         }
         head::strip(&mut head.headers);
         head.version = Version::HTTP_11;
+        let meter = far.meter.clone();
         if switches {
             upgrade::ask(&mut head.headers);
             self.switched.put(Switched { far, ending: Arc::clone(&ending) });
@@ -351,7 +354,8 @@ impl Visit {
         }
         // Set once: there is one answer to an exchange.
         let _ = ending.status.set(head.status);
-        Ok(Response::from_parts(head, Relayed::new(body, &ending)))
+        let body = Relayed::answer(&head.headers, body, &ending, &meter, &self.guest.gate);
+        Ok(Response::from_parts(head, body))
     }
 
     fn judge(&self, claim: &Claim, basis: Basis) -> Result<Passed, Refusal> {

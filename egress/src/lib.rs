@@ -37,6 +37,7 @@ mod sever;
 mod flows;
 mod attempts;
 pub mod meter;
+pub mod keepalive;
 pub mod limits;
 mod room;
 pub mod world;

@@ -153,6 +153,14 @@ impl Meter {
         self.touch();
     }
 
+    /// Counts bytes that only keep a connection open, out and in: nobody is busy for their sake.
+    pub fn kept_open(&self, bytes_out: u64, bytes_in: u64) {
+        self.counters.sent.fetch_add(bytes_out, Relaxed);
+        self.place.sent.fetch_add(bytes_out, Relaxed);
+        self.counters.received.fetch_add(bytes_in, Relaxed);
+        self.place.received.fetch_add(bytes_in, Relaxed);
+    }
+
     pub(crate) fn opened(&self) {
         self.counters.open.fetch_add(1, Relaxed);
     }

@@ -4,9 +4,10 @@
 //! passes as a half-close, a reset as a reset. It can be revoked at any time, and then nothing that is
 //! still queued is delivered.
 
-mod end;
-mod pool;
 mod pump;
+mod end;
+mod frames;
+mod pool;
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,8 +23,9 @@ use crate::closing;
 use crate::limits::Limits;
 use crate::meter::Meter;
 use crate::side::{GuestSide, LOST};
+pub(crate) use crate::tunnel::frames::Duplex;
 pub use crate::tunnel::pool::Pool;
-use crate::tunnel::pump::{Broken, pump};
+use crate::tunnel::pump::{Broken, Passed, pump};
 
 /// What a tunnel carried, and what ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,23 +82,58 @@ pub async fn tunnel(
     pool: &Pool,
     revoked: impl Future<Output = ()>,
 ) -> Ended {
-    let guest = guest.into();
+    carry(guest.into(), far, first_flight, limits, (meter, pool, None), revoked).await
+}
+
+/// The same for a WebSocket in clear: its pings and pongs pass as all its bytes do, but nobody is busy for
+/// their sake, and they wake nobody.
+pub(crate) async fn websocket(
+    guest: GuestSide,
+    far: TcpStream,
+    first_flight: Bytes,
+    limits: &Limits,
+    (meter, pool, frames): (&Meter, &Pool, &Duplex),
+    revoked: impl Future<Output = ()>,
+) -> Ended {
+    carry(guest, far, first_flight, limits, (meter, pool, Some(frames)), revoked).await
+}
+
+async fn carry(
+    guest: GuestSide,
+    far: TcpStream,
+    first_flight: Bytes,
+    limits: &Limits,
+    (meter, pool, frames): (&Meter, &Pool, Option<&Duplex>),
+    revoked: impl Future<Output = ()>,
+) -> Ended {
     let clock = Clock::new();
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
-    let count_out = |bytes| {
+    let count_out = |passed: Passed<'_>| {
+        let bytes = passed.bytes();
         sent.fetch_add(bytes, Relaxed);
-        meter.sent(bytes);
+        match frames {
+            Some(frames) if !frames.is_meant_out(&passed) => meter.kept_open(bytes, 0),
+            _ => meter.sent(bytes),
+        }
         clock.touch();
     };
-    let count_in = |bytes| {
+    let count_in = |passed: Passed<'_>| {
+        let bytes = passed.bytes();
         received.fetch_add(bytes, Relaxed);
-        meter.received(bytes);
+        match (frames, passed) {
+            (_, Passed::Answered { said, .. }) => {
+                sent.fetch_add(said, Relaxed);
+                meter.kept_open(said, bytes);
+            }
+            (Some(frames), passed) if !frames.is_meant_back(&passed) => meter.kept_open(0, bytes),
+            _ => meter.received(bytes),
+        }
         clock.touch();
     };
     let mut revoked = pin!(revoked);
     let mut why = {
-        let mut out = pin!(pump(&guest, &far, first_flight, pool, &count_out));
-        let mut back = pin!(pump(&far, &guest, Bytes::new(), pool, &count_in));
+        let mut out = pin!(pump(&guest, &far, first_flight, (pool, frames), &count_out));
+        let mut back = pin!(pump(&far, &guest, Bytes::new(), (pool, frames), &count_in));
         let (mut out_done, mut back_done) = (false, false);
         let (mut guest_lost, mut far_lost) = (false, false);
         loop {

@@ -4,18 +4,19 @@
 //! A connection is the guest's until its far side has all that was sent or it is reset: it counts as
 //! open and can be cut. No request is judged while what an earlier one sent may still leave.
 
+mod body;
+
 use std::io;
 use std::net::{Shutdown, SocketAddr};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, StatusCode};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper::ext::on_informational;
 use hyper_util::rt::TokioIo;
@@ -34,6 +35,7 @@ use crate::dial::Dialed;
 use crate::flows::{Flow, Judged};
 use crate::guest::{Guest, Passed};
 use crate::http::BESIDE;
+pub(super) use crate::http::relay::body::Relayed;
 use crate::http::wire::{Traffic, Wire};
 use crate::limits::Limits;
 use crate::meter::Meter;
@@ -118,21 +120,6 @@ struct Queue {
     last: Option<u32>,
     since: Instant,
     pause: Duration,
-}
-
-/// A body of an exchange, on its way.
-#[derive(Debug)]
-pub(super) struct Relayed {
-    body: Incoming,
-    hold: Hold,
-}
-
-/// What keeps an exchange from being over.
-#[derive(Debug)]
-struct Hold {
-    ending: Arc<Ending>,
-    /// Whether it is the request's, which is over when hyper has written it.
-    out: bool,
 }
 
 /// The account of an exchange, which gets its bytes when it ends: with its last body, because a far
@@ -391,9 +378,7 @@ impl Far {
         body: Incoming,
         ending: &Arc<Ending>,
     ) -> Request<Relayed> {
-        let mut body = Relayed::new(body, ending);
-        body.hold.out = true;
-        let mut request = Request::from_parts(head, body);
+        let mut request = Request::from_parts(head, Relayed::request(body, ending));
         let (traffic, seen) = (Arc::clone(&self.traffic), AtomicUsize::new(0));
         on_informational(&mut request, move |_| {
             if seen.fetch_add(1, Relaxed) == INTERIM {
@@ -435,50 +420,6 @@ impl Drop for Ending {
         self.account.record.bytes_in = Some(read - self.before.0);
         self.account.record.bytes_out = Some(written - self.before.1);
         self.account.flow().rest(&self.judged);
-    }
-}
-
-impl Relayed {
-    pub(super) fn new(body: Incoming, ending: &Arc<Ending>) -> Self {
-        Self { body, hold: Hold { ending: Arc::clone(ending), out: false } }
-    }
-
-    /// The body, which is no longer one of its exchange.
-    pub(super) fn into_body(self) -> Incoming {
-        self.body
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        if self.out {
-            let ending = Arc::clone(&self.ending);
-            self.ending.traffic.keep_until_written(ending);
-        }
-    }
-}
-
-impl Body for Relayed {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if self.hold.out && polled.is_ready() {
-            self.hold.ending.traffic.owe();
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

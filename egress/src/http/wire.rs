@@ -34,6 +34,8 @@ pub(super) struct Traffic {
     /// Milliseconds from `start` to the last byte.
     last: AtomicU64,
     stopped: AtomicBool,
+    /// Whoever reads what is read here tells whether somebody is busy for its sake.
+    looked_at: AtomicBool,
     owed: Mutex<Owed>,
 }
 
@@ -56,6 +58,7 @@ impl<S> Wire<S> {
             written: AtomicU64::new(0),
             last: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
+            looked_at: AtomicBool::new(false),
             owed: Mutex::default(),
         };
         Self { stream, before, meter: None, traffic: Arc::new(traffic) }
@@ -135,6 +138,11 @@ impl Traffic {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// From now on what is read here says nothing of whether somebody is busy, or says it again.
+    pub(super) fn look_at(&self, looked_at: bool) {
+        self.looked_at.store(looked_at, Relaxed);
+    }
+
     /// Makes the next read fail.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Relaxed);
@@ -165,7 +173,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
             self.before.advance(length);
         }
         let bytes = self.count(&self.traffic.read, buf.filled().len() - filled);
-        self.meter.as_ref().inspect(|meter| meter.received(bytes));
+        let looked_at = self.traffic.looked_at.load(Relaxed);
+        self.meter.as_ref().inspect(|meter| match looked_at {
+            true => meter.kept_open(0, bytes),
+            false => meter.received(bytes),
+        });
         Poll::Ready(Ok(()))
     }
 }

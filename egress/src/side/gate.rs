@@ -82,7 +82,7 @@ impl Gate {
     }
 
     /// Whether the guest runs and is given what is for it.
-    pub(super) fn is_delivering(&self) -> bool {
+    pub(crate) fn is_delivering(&self) -> bool {
         matches!(self.phase(), Phase::Awake(_))
     }
 

@@ -11,6 +11,37 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::side::{GuestSide, receive};
+use crate::tunnel::frames::Duplex;
+
+/// What a sink has taken.
+pub(super) enum Passed<'a> {
+    Seen(&'a [u8]),
+    /// In the kernel.
+    Spliced(u64),
+    /// Bytes of the source that were answered in the place of the sink, and those of the answer.
+    Answered {
+        taken: u64,
+        said: u64,
+    },
+}
+
+impl Passed<'_> {
+    /// How many bytes of the source.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Seen(bytes) => bytes.len() as u64,
+            Self::Spliced(bytes) | Self::Answered { taken: bytes, .. } => *bytes,
+        }
+    }
+
+    /// The bytes themselves, where they passed through our hands.
+    pub(super) fn seen(&self) -> Option<&[u8]> {
+        match self {
+            Self::Seen(bytes) => Some(bytes),
+            Self::Spliced(_) | Self::Answered { .. } => None,
+        }
+    }
+}
 
 /// One end. What is done to its socket must not ask the runtime whether it is ready.
 pub(super) trait End: Sync {
@@ -30,7 +61,12 @@ pub(super) trait End: Sync {
 
     /// Returns once they may, or `from` turns out to have nothing for it; the error that `from` came to
     /// meanwhile, which is told once.
-    async fn taking(&self, _from: &impl End) -> io::Result<()> {
+    async fn taking(
+        &self,
+        _from: &impl End,
+        _frames: Option<&Duplex>,
+        _count: &(impl Fn(Passed<'_>) + Sync),
+    ) -> io::Result<()> {
         Ok(())
     }
 }
@@ -84,7 +120,15 @@ impl End for GuestSide {
     }
 
     /// What has come stays where it is: the far side's window is its bound.
-    async fn taking(&self, from: &impl End) -> io::Result<()> {
+    async fn taking(
+        &self,
+        from: &impl End,
+        frames: Option<&Duplex>,
+        count: &(impl Fn(Passed<'_>) + Sync),
+    ) -> io::Result<()> {
+        if let Some(frames) = frames {
+            return frames.asleep(self, from, count).await;
+        }
         let mut came = Ok(());
         while !Self::takes(self) {
             if came.is_ok() {

@@ -12,6 +12,8 @@ use tokio::task::coop::consume_budget;
 
 use crate::side::{receive, send};
 use crate::tunnel::end::End;
+pub(super) use crate::tunnel::end::Passed;
+use crate::tunnel::frames::Duplex;
 use crate::tunnel::pool::{Buffer, Pipe, Pool, Width};
 
 /// A direction that has carried this much is worth a pipe.
@@ -27,13 +29,13 @@ pub(super) enum Broken {
 }
 
 /// Carries `first`, then what `from` sends, to `to`, and then its end. `count` hears of every byte
-/// that `to` has taken.
+/// that `to` has taken. Of a WebSocket nothing is spliced.
 pub(super) async fn pump(
     from: &impl End,
     to: &impl End,
     first: Bytes,
-    pool: &Pool,
-    count: &(impl Fn(u64) + Sync),
+    (pool, frames): (&Pool, Option<&Duplex>),
+    count: &(impl Fn(Passed<'_>) + Sync),
 ) -> Result<(), Broken> {
     let way = Way { from, to, count };
     way.write(&first).await?;
@@ -42,10 +44,15 @@ pub(super) async fn pump(
     loop {
         poll_fn(|cx| from.poll_readable(cx)).await.map_err(|_| Broken::Source)?;
         if !to.takes() {
-            to.taking(from).await.map_err(|_| Broken::Source)?;
+            to.taking(from, frames, count).await.map_err(|_| Broken::Source)?;
+            if let Some(frames) = frames {
+                way.write(&frames.kept()).await?;
+            }
             continue;
         }
         let pipe = match moved {
+            // Its frames are looked at.
+            _ if frames.is_some() => None,
             ..SPLICE_FROM => None,
             SPLICE_FROM..WIDE_FROM => pool.pipe(Width::Narrow),
             _ => pool.pipe(Width::Wide).or_else(|| pool.pipe(Width::Narrow)),
@@ -74,7 +81,7 @@ struct Way<'a, F, T, C> {
     count: &'a C,
 }
 
-impl<F: End, T: End, C: Fn(u64) + Sync> Way<'_, F, T, C> {
+impl<F: End, T: End, C: Fn(Passed<'_>) + Sync> Way<'_, F, T, C> {
     /// Copies until the source is dry, or enough to ask for a pipe again.
     async fn copy(&self, mut buffer: Buffer) -> Result<Burst, Broken> {
         let mut bytes = 0;
@@ -97,8 +104,9 @@ impl<F: End, T: End, C: Fn(u64) + Sync> Way<'_, F, T, C> {
         while !bytes.is_empty() {
             match self.to.give(|to| send(to, bytes)) {
                 Ok(written) => {
-                    bytes = bytes.get(written..).unwrap_or_default();
-                    (self.count)(written as u64);
+                    let (taken, rest) = bytes.split_at_checked(written).unwrap_or((bytes, &[]));
+                    (self.count)(Passed::Seen(taken));
+                    bytes = rest;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     poll_fn(|cx| self.to.poll_writable(cx)).await.map_err(|_| Broken::Sink)?;
@@ -122,7 +130,7 @@ impl<F: End, T: End, C: Fn(u64) + Sync> Way<'_, F, T, C> {
             }
             while !pipe.is_empty() {
                 match self.to.give(|to| pipe.drain(to)) {
-                    Ok(written) => (self.count)(written as u64),
+                    Ok(written) => (self.count)(Passed::Spliced(written as u64)),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         poll_fn(|cx| self.to.poll_writable(cx)).await.map_err(|_| Broken::Sink)?;
                     }

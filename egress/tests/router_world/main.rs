@@ -17,6 +17,7 @@ mod requests;
 mod corpus;
 mod desync;
 mod heads;
+mod keepalives;
 mod leftover;
 mod names;
 mod endings;

@@ -64,7 +64,9 @@ async fn ends_with(read: &Read, end: &str) {
     .await;
 }
 
-async fn websocket(place: &Place) -> Result<WebSocketStream<tokio::net::TcpStream>, Error> {
+pub(crate) async fn websocket(
+    place: &Place,
+) -> Result<WebSocketStream<tokio::net::TcpStream>, Error> {
     let stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
     let url = "ws://web.example.com/chat";
     soon(client_async(url, stream)).await.map(|(socket, _)| socket)

@@ -1,0 +1,259 @@
+//! What only keeps a connection open, in clear: it passes and is counted, keeps no guest from being idle,
+//! and wakes none. A far side that pings a guest that sleeps is answered.
+
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{WebSocketStream, accept_async};
+
+use crate::asleep::{get_up, is_wanted, kept, lie_down};
+use crate::peers::soon;
+use crate::place::{ORIGIN, Place, run};
+use crate::requests::RULES;
+use crate::upgrades::websocket;
+
+type Socket = WebSocketStream<TcpStream>;
+
+/// Both ends of a WebSocket, of which the first is the guest's.
+async fn pair(place: &Place) -> (Socket, Socket) {
+    let origin = place.origin(ORIGIN, 80);
+    let accept = async { accept_async(origin.accept().await.expect("a connection").0).await };
+    let (guest, far) = tokio::join!(soon(websocket(place)), soon(accept));
+    (guest.expect("a handshake"), far.expect("a handshake"))
+}
+
+async fn hears(socket: &mut Socket, what: &Message) {
+    assert_eq!(&soon(socket.next()).await.expect("a message").expect("whole"), what);
+}
+
+async fn says(socket: &mut Socket, what: &Message) {
+    soon(socket.send(what.clone())).await.expect("sent");
+}
+
+/// Whether what was done kept the guest from being idle; and how many bytes of it were counted.
+async fn busy(place: &Place, what: impl Future<Output = ()>) -> (bool, u64) {
+    let meter = place.router.meter(place.slot).expect("attached");
+    // What came before it is counted by then, and the clock has moved on.
+    sleep(Duration::from_millis(50)).await;
+    let (last, bytes) = (meter.last(), meter.bytes_in() + meter.bytes_out());
+    what.await;
+    sleep(Duration::from_millis(50)).await;
+    (meter.last() > last, meter.bytes_in() + meter.bytes_out() - bytes)
+}
+
+/// Attack P41. Promises 62, 68.
+#[test]
+fn pings_and_pongs_pass_both_ways_and_keep_no_guest_from_being_idle() {
+    run(RULES, async |place| {
+        let (mut guest, mut far) = pair(&place).await;
+        let (ping, pong) = (Message::Ping("there?".into()), Message::Pong("there?".into()));
+        let pings = async {
+            says(&mut far, &ping).await;
+            hears(&mut guest, &ping).await;
+            // It is answered as soon as it is asked for more.
+            guest.flush().await.expect("flushed");
+            hears(&mut far, &pong).await;
+            says(&mut guest, &ping).await;
+            hears(&mut far, &ping).await;
+            far.flush().await.expect("flushed");
+            hears(&mut guest, &pong).await;
+        };
+        let frames = 2 * (2 + 6) + 2 * (2 + 4 + 6);
+        assert_eq!(busy(&place, pings).await, (false, frames));
+        for (from_far, text) in [(true, "to it"), (false, "of it")] {
+            let text = Message::text(text);
+            let (from, to) = if from_far { (&mut far, &mut guest) } else { (&mut guest, &mut far) };
+            let said = async {
+                says(from, &text).await;
+                hears(to, &text).await;
+            };
+            assert!(busy(&place, said).await.0, "control: {text}");
+        }
+    });
+}
+
+/// Attack P41. Promises 41, 62, 68. The far side notices nothing, and what is meant wakes the guest.
+#[test]
+fn a_far_side_that_pings_a_sleeping_guest_is_answered_and_wakes_it_by_what_it_means() {
+    run(RULES, async |place| {
+        let (mut guest, mut far) = pair(&place).await;
+        let text = Message::text("before");
+        says(&mut far, &text).await;
+        hears(&mut guest, &text).await;
+        for night in 0..3 {
+            assert_eq!(lie_down(&place).await, kept(1));
+            for n in 0..20_u8 {
+                let payload = vec![n; usize::from(n) * 6];
+                says(&mut far, &Message::Ping(payload.clone().into())).await;
+                hears(&mut far, &Message::Pong(payload.into())).await;
+            }
+            // Cut in two, and two at once.
+            far.get_mut().write_all(&[0x89, 3, b'a']).await.expect("sent");
+            sleep(Duration::from_millis(60)).await;
+            far.get_mut().write_all(b"bc\x89\x01d\x89\x00").await.expect("sent");
+            for payload in ["abc", "d", ""] {
+                hears(&mut far, &Message::Pong(payload.into())).await;
+            }
+            says(&mut far, &Message::Pong("unasked".into())).await;
+            assert!(!is_wanted(&place).await, "night {night}: it may sleep on");
+            let news = Message::text("news");
+            says(&mut far, &news).await;
+            assert!(is_wanted(&place).await, "night {night}: it is to hear that");
+            get_up(&place).await;
+            hears(&mut guest, &Message::Pong("unasked".into())).await;
+            hears(&mut guest, &news).await;
+            let large = Message::binary(vec![night; 200_000]);
+            says(&mut guest, &large).await;
+            hears(&mut far, &large).await;
+            let ping = Message::Ping("awake".into());
+            says(&mut far, &ping).await;
+            hears(&mut guest, &ping).await;
+            guest.flush().await.expect("flushed");
+            hears(&mut far, &Message::Pong("awake".into())).await;
+        }
+    });
+}
+
+/// Attack P41. Nothing is said for a guest in the middle of what it says itself, nor to what is no frame.
+#[test]
+fn a_guest_is_woken_by_a_ping_that_cannot_be_answered_for_it() {
+    run(RULES, async |place| {
+        let (mut guest, mut far) = pair(&place).await;
+        // A text of five bytes, of which two have come.
+        guest.get_mut().write_all(&[0x81, 0x85, 0, 0, 0, 0, b'h', b'a']).await.expect("sent");
+        sleep(Duration::from_millis(100)).await;
+        lie_down(&place).await;
+        says(&mut far, &Message::Ping("?".into())).await;
+        assert!(is_wanted(&place).await);
+        get_up(&place).await;
+        hears(&mut guest, &Message::Ping("?".into())).await;
+        guest.get_mut().write_all(b"llo").await.expect("sent");
+        hears(&mut far, &Message::text("hallo")).await;
+        guest.flush().await.expect("flushed");
+        hears(&mut far, &Message::Pong("?".into())).await;
+        lie_down(&place).await;
+        far.get_mut().write_all(&[0x89, 0xff]).await.expect("sent");
+        let wanted = soon(place.router.wanted(place.slot)).await;
+        wanted.expect("no server masks its frames");
+        get_up(&place).await;
+    });
+}
+
+const STREAM: &str = "HTTP/1.1 200 OK\r\nContent-Type: TEXT/event-stream; charset=utf-8\r\n\
+     Transfer-Encoding: chunked\r\n\r\n";
+const PLAIN: &str =
+    "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n";
+const ASKED: &[u8] = b"GET /events HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
+
+/// Both ends of an answer that has begun so, of which the first is the guest's.
+async fn answered(place: &Place, head: &str) -> (TcpStream, TcpStream) {
+    let origin = place.origin(ORIGIN, 80);
+    let mut guest = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+    guest.write_all(ASKED).await.expect("asked");
+    let (mut far, _) = soon(origin.accept()).await.expect("accepted");
+    let mut asked = vec![0; 4096];
+    soon(far.read(&mut asked)).await.expect("it is asked");
+    far.write_all(head.as_bytes()).await.expect("answered");
+    let mut came = Vec::new();
+    while !came.ends_with(b"\r\n\r\n") {
+        came.push(soon(guest.read_u8()).await.expect("a head"));
+    }
+    (guest, far)
+}
+
+async fn chunk(far: &mut TcpStream, text: &str) {
+    let chunk = format!("{:x}\r\n{text}\r\n", text.len());
+    far.write_all(chunk.as_bytes()).await.expect("sent");
+}
+
+/// Reads so many bytes of chunks and gives what they say.
+async fn told(guest: &mut TcpStream, length: usize) -> String {
+    let mut told = String::new();
+    while told.len() < length {
+        let mut size = String::new();
+        while !size.ends_with("\r\n") {
+            size.push(char::from(soon(guest.read_u8()).await.expect("a chunk")));
+        }
+        let size = usize::from_str_radix(size.trim(), 16).expect("its size");
+        let mut bytes = vec![0; size + 2];
+        soon(guest.read_exact(&mut bytes)).await.expect("whole");
+        told.push_str(std::str::from_utf8(&bytes[..size]).expect("text"));
+    }
+    told
+}
+
+/// Attack P41. Promises 62, 68.
+#[test]
+fn comments_of_an_event_stream_pass_and_keep_no_guest_from_being_idle() {
+    for (head, is_stream) in [(STREAM, true), (PLAIN, false)] {
+        run(RULES, async move |place| {
+            let (mut guest, mut far) = answered(&place, head).await;
+            let comments = async {
+                for _ in 0..3 {
+                    chunk(&mut far, ": ping\n\n").await;
+                    assert_eq!(told(&mut guest, 8).await, ": ping\n\n");
+                }
+            };
+            let (is_busy, bytes) = busy(&place, comments).await;
+            assert_eq!((is_busy, bytes), (!is_stream, 3 * (8 + 5)), "{head}");
+            let event = async {
+                chunk(&mut far, "data: x\n\n").await;
+                assert_eq!(told(&mut guest, 9).await, "data: x\n\n");
+            };
+            assert!(busy(&place, event).await.0, "control");
+            far.write_all(b"0\r\n\r\n").await.expect("ended");
+            let mut end = [0; 5];
+            soon(guest.read_exact(&mut end)).await.expect("it ends");
+            // The next answer of the connection is looked at anew.
+            let next = async {
+                guest.write_all(ASKED).await.expect("asked");
+                soon(far.read(&mut [0; 4096])).await.expect("it is asked");
+                far.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 300\r\n\r\n")
+                    .await
+                    .expect("sent");
+                sleep(Duration::from_millis(100)).await;
+            };
+            next.await;
+            let body = async { far.write_all(&[b':'; 300]).await.expect("sent") };
+            assert!(busy(&place, body).await.0, "and is no event stream");
+        });
+    }
+}
+
+/// Attack P41. Promises 41, 62, 68.
+#[test]
+fn comments_of_an_event_stream_wake_no_guest_and_are_there_when_it_wakes() {
+    run(RULES, async |place| {
+        let (mut guest, mut far) = answered(&place, STREAM).await;
+        chunk(&mut far, "data: first\n\n").await;
+        told(&mut guest, 13).await;
+        for _ in 0..2 {
+            assert_eq!(lie_down(&place).await, kept(1));
+            for _ in 0..20 {
+                chunk(&mut far, ": ping\n\n").await;
+                sleep(Duration::from_millis(5)).await;
+            }
+            assert!(!is_wanted(&place).await, "it may sleep on");
+            chunk(&mut far, "data: x\n\n").await;
+            assert!(is_wanted(&place).await);
+            get_up(&place).await;
+            let expected = format!("{}data: x\n\n", ": ping\n\n".repeat(20));
+            assert_eq!(told(&mut guest, expected.len()).await, expected);
+        }
+        // What waits goes before the end, with what comes there.
+        lie_down(&place).await;
+        chunk(&mut far, ": last\n\n").await;
+        assert!(!is_wanted(&place).await);
+        far.write_all(b"0\r\n\r\n").await.expect("ended");
+        assert!(is_wanted(&place).await);
+        get_up(&place).await;
+        assert_eq!(told(&mut guest, 8).await, ": last\n\n");
+        let mut end = [0; 5];
+        soon(guest.read_exact(&mut end)).await.expect("it ends");
+        assert_eq!(&end, b"0\r\n\r\n");
+    });
+}
