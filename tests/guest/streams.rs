@@ -250,6 +250,32 @@ fn a_guest_is_awake_while_an_answer_is_streamed_to_it() {
     night.is_whole();
 }
 
+/// Promise 31. It is with the guest, and nobody would come back to wake it for its answer.
+#[test]
+fn what_comes_just_before_a_guest_is_held_keeps_it_awake_for_its_answer() {
+    let (_turn, night) = Night::turn();
+    let (machine, raw) = (&night.machine, &night.far.raw);
+    night.quiet();
+    // It takes its time over the answer.
+    let signal = |name: &str| machine.sh(&format!("kill -{name} {}", night.began["pid"])).ok();
+    signal("STOP");
+    let (wakes, before) = (machine.wakes(), raw.sent());
+    let came = |shown: &Value| shown["traffic"]["bytes_in"].as_u64().expect("bytes");
+    machine.world.daemon().arm(Point::GuestToHold, "stall");
+    machine.world.daemon().stalls(Point::GuestToHold);
+    let had = came(&machine.shown());
+    raw.flow(true);
+    night.until(raw, "a question", || raw.sent() > before);
+    raw.flow(false);
+    eventually("it is with the guest", PATIENCE, || (came(&machine.shown()) > had).then_some(()));
+    machine.world.daemon().release();
+    machine.until("running", "it is not put to sleep");
+    signal("CONT");
+    night.until(raw, "an answer", || raw.got() > before);
+    assert_eq!(machine.wakes(), wakes, "it has not slept over it");
+    night.is_whole();
+}
+
 /// Promise 63. And all of them are answered.
 #[test]
 fn a_thousand_who_want_a_sleeper_at_once_wake_it_once() {

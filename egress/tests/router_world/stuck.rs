@@ -28,6 +28,18 @@ fn a_far_side_that_takes_again_what_a_sleeper_has_said_wakes_it() {
         let (ours, theirs) = tokio::join!(soon(called), soon(listener.accept()));
         rest_is_taken(&place, theirs.expect("theirs").0, ours.expect("ours")).await;
     });
+    run_within(patient, RULES, async |place| {
+        let origin = place.origin(ORIGIN, 80);
+        let mut guest = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        let head = "PUT / HTTP/1.1\r\nHost: web.example.com\r\nContent-Length: 99999999\r\n\r\n";
+        guest.write_all(head.as_bytes()).await.expect("sent");
+        let (mut far, _) = soon(origin.accept()).await.expect("accepted");
+        let mut came = Vec::new();
+        while !came.ends_with(b"\r\n\r\n") {
+            came.push(soon(far.read_u8()).await.expect("a head"));
+        }
+        rest_is_taken(&place, guest, far).await;
+    });
 }
 
 async fn rest_is_taken(place: &Place, mut guest: TcpStream, mut far: impl AsyncRead + Unpin) {

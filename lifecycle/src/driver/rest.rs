@@ -89,6 +89,8 @@ pub(crate) struct Rest {
     sleepers: Vec<Reply>,
     /// Somebody has asked for its sleep, which idleness and calls do not keep it from then.
     asked_to_sleep: bool,
+    /// When the last byte had passed that it was looked at with.
+    bytes: Instant,
     /// Bytes came in for it, for which it is woken then.
     wanted: Option<Instant>,
     /// When it is to be woken, by this clock and by that on the wall.
@@ -121,6 +123,7 @@ impl Rest {
             wakers: Vec::new(),
             sleepers: Vec::new(),
             asked_to_sleep: false,
+            bytes: now,
             wanted: None,
             alarm: None,
             again: None,
@@ -147,6 +150,7 @@ impl Rest {
     /// Takes a look at one that runs.
     pub(crate) fn look(&mut self, bytes: Instant, processor: Option<Duration>) -> Due {
         let (now, calls) = (Instant::now(), self.calls.count());
+        self.bytes = bytes;
         self.idleness.look(now, Sample { bytes, processor, calls });
         let holds = self.idleness.holds(now);
         let is_idle = holds.is_empty();
@@ -229,9 +233,11 @@ impl Rest {
         self.asked_to_sleep
     }
 
-    /// Whether a call has come in since it was found idle.
-    pub(crate) fn is_disturbed(&self) -> bool {
-        self.is_awaited() || (!self.asked_to_sleep && self.calls.count() > 0)
+    /// Whether a call has come in since it was found idle, or a byte, of which the last passed then: one that
+    /// its guest got before it was held is with nobody who would wake it for its answer.
+    pub(crate) fn is_disturbed(&self, last_byte: Option<Instant>) -> bool {
+        let bytes_came = || last_byte.is_some_and(|last| last > self.bytes);
+        self.is_awaited() || (!self.asked_to_sleep && (self.calls.count() > 0 || bytes_came()))
     }
 
     /// Bytes came in for one that sleeps: it is woken when the budget allows.
@@ -315,5 +321,38 @@ impl Rest {
                 failed(&mut self.sleepers);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cold::ColdBoot;
+    use crate::terms::{Can, DefaultTerms, WantedTerms};
+
+    /// Promise 31.
+    #[tokio::test(start_paused = true)]
+    async fn a_byte_that_passes_after_it_was_found_idle_keeps_it_awake_unless_it_is_asked_to_sleep()
+    {
+        let (after, second) = (Duration::from_secs(15), Duration::from_secs(1));
+        let defaults = DefaultTerms {
+            on_idle: OnIdle::Standby,
+            idle_after: after,
+            ttl: None,
+            max_life: None,
+            cold_boot: ColdBoot::default(),
+        };
+        let terms =
+            Terms::agree(&WantedTerms::default(), &defaults, Can { sleep: true, boot: true });
+        let mut rest = Rest::new(terms, Arc::new(Semaphore::new(1)));
+        let last = Instant::now() + second;
+        tokio::time::advance(after + second).await;
+        assert!(matches!(rest.look(last, None), Due::Sleep), "control: it is idle");
+        assert!(!rest.is_disturbed(Some(last)) && !rest.is_disturbed(None));
+        tokio::time::advance(second).await;
+        let came = Some(Instant::now());
+        assert!(rest.is_disturbed(came));
+        rest.sleep(oneshot::channel().0);
+        assert!(!rest.is_disturbed(came), "who asks for its sleep means it");
     }
 }

@@ -158,7 +158,7 @@ impl Task {
     pub(super) fn turn_round(&mut self) {
         if self.machine.state() == State::Saving
             && !self.machine.is_asleep()
-            && self.rest.is_disturbed()
+            && self.rest.is_disturbed(self.acts.last_byte(&self.record))
         {
             self.machine.wake();
         }
