@@ -17,8 +17,6 @@ use policy::net::SYNTHETIC;
 
 /// Names kept of one address; the oldest is forgotten first, of those that no rule denies some of.
 const MAX_NAMES: usize = 8;
-/// Addresses in a row that are kept for a name that a rule denies some of, before one is forgotten.
-const MAX_KEPT: usize = 16;
 
 /// The pins of one sandbox. They never expire by time: a guest may keep an address as long as it
 /// likes. Beyond the capacity the address used least recently is forgotten.
@@ -40,8 +38,10 @@ pub struct Pinned {
 #[derive(Debug, Default)]
 struct Told {
     pins: HashMap<IpAddr, Pin>,
-    /// Addresses by when they were last used; as many as there are pins.
+    /// Addresses by when they were last used. With those of `kept` as many as there are pins.
     by_use: BTreeMap<u64, IpAddr>,
+    /// Those that were the next to go, and have a name that a rule denies some of.
+    kept: BTreeMap<u64, IpAddr>,
     uses: u64,
     /// The addresses that stand for names; each is pinned.
     standing: HashMap<Host, Ipv4Addr>,
@@ -129,36 +129,41 @@ impl Pin {
         }
         self.names.insert(0, host.clone());
     }
+
+    /// Whether it must outlive others.
+    fn is_kept(&self, denied: impl Fn(&Host) -> bool) -> bool {
+        self.forgot || self.names.iter().any(denied)
+    }
 }
 
 impl Told {
     /// Forgets the pin used least recently when there are more than `capacity`; of those with a name
-    /// that is `denied` only after others.
+    /// that is `denied` only after all others but the one told last.
     fn fit(&mut self, capacity: usize, denied: impl Fn(&Host) -> bool) {
         if self.pins.len() <= capacity {
             return;
         }
-        // The newest pin is none of them.
-        for _ in 1..capacity.min(MAX_KEPT) {
-            let oldest = self.by_use.first_key_value().map(|(_, oldest)| *oldest);
-            let kept = |address: &IpAddr| {
-                self.pins
-                    .get(address)
-                    .is_some_and(|pin| pin.forgot || pin.names.iter().any(&denied))
-            };
-            match oldest.filter(kept) {
-                Some(oldest) => _ = self.touch(oldest),
-                None => break,
-            }
-        }
-        if let Some((_, oldest)) = self.by_use.pop_first()
-            && let Some(pin) = self.pins.remove(&oldest)
+        while self.by_use.len() > 1
+            && let Some((used, address)) = self.by_use.pop_first()
         {
-            self.forgot |= pin.forgot || pin.names.iter().any(denied);
-            let stood = |name: &Host| self.standing.get(name).is_some_and(|ip| oldest == *ip);
-            if let Some(name) = pin.names.into_iter().find(stood) {
-                self.standing.remove(&name);
+            if !self.pins.get(&address).is_some_and(|pin| pin.is_kept(&denied)) {
+                return self.forget(address, denied);
             }
+            // Not looked at again until it is used.
+            self.kept.insert(used, address);
+        }
+        if let Some((_, address)) = self.kept.pop_first() {
+            self.forget(address, denied);
+        }
+    }
+
+    /// Forgets an address that is in no order any more.
+    fn forget(&mut self, address: IpAddr, denied: impl Fn(&Host) -> bool) {
+        let Some(pin) = self.pins.remove(&address) else { return };
+        self.forgot |= pin.is_kept(denied);
+        let stood = |name: &Host| self.standing.get(name).is_some_and(|ip| address == *ip);
+        if let Some(name) = pin.names.into_iter().find(stood) {
+            self.standing.remove(&name);
         }
     }
 
@@ -167,6 +172,7 @@ impl Told {
         self.uses += 1;
         let pin = self.pins.entry(address).or_default();
         self.by_use.remove(&pin.used);
+        self.kept.remove(&pin.used);
         pin.used = self.uses;
         self.by_use.insert(pin.used, address);
         pin
@@ -225,6 +231,16 @@ mod tests {
         let told = pins.names(address(1));
         assert_eq!((told.names, told.all), (vec![host(1)], true));
         assert!(pins.names(address(2)).all, "forgotten, and of no matter");
+        for n in 2..20 {
+            pins.pin(address(n), &host(1), denied);
+        }
+        for n in 100..200 {
+            pins.pin(address(n), &host(2), denied);
+            assert!(pins.names(address(n)).all, "one place is enough for what is told last");
+        }
+        for n in 1..20 {
+            assert_eq!(pins.names(address(n)).names, [host(1)], "however many at once");
+        }
         for n in 2..22 {
             pins.pin(address(n), &host(1), denied);
         }
