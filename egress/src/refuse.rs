@@ -66,9 +66,11 @@ impl Refusal {
         self.denial.code
     }
 
-    /// Whether it was denied, or allowed and could not be done.
+    /// Whether it was denied, or allowed and could not be done. What was denied after a packet had left was
+    /// allowed when that did.
     pub(crate) fn outcome(&self) -> Outcome {
         match self.code() {
+            _ if self.tried.is_some() => Outcome::Fail,
             Code::Unresolvable
             | Code::UpstreamUnreachable
             | Code::UpstreamUntrusted
@@ -224,10 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn trouble_on_the_far_side_is_a_failure_and_a_rule_is_a_denial() {
+    fn trouble_on_the_far_side_is_a_failure_and_a_rule_is_a_denial_unless_a_packet_had_left() {
         let outcome = |code| Refusal::because(code, Revision(0)).outcome();
         assert_eq!(outcome(Code::UpstreamUnreachable), Outcome::Fail);
         assert_eq!(outcome(Code::Rule), Outcome::Deny);
+        let far = std::net::SocketAddr::from(([192, 0, 2, 1], 443));
+        let tried = Attempt { egress: far, remote: far };
+        let after = |code| Refusal::because(code, Revision(0)).after(tried).outcome();
+        assert_eq!((after(Code::Rule), after(Code::Limit)), (Outcome::Fail, Outcome::Fail));
         assert_eq!(status(Code::NameMismatch), 421);
         assert_eq!(status(Code::Unresolvable), 502);
     }

@@ -39,7 +39,7 @@ pub enum Outcome {
     Observe,
     /// Refused, with `code`.
     Deny,
-    /// Allowed, but it could not be done, with `code`.
+    /// Allowed, but it could not be done, with `code`; or refused only after a packet had left, from `egress`.
     Fail,
     /// An allowed connection ended; bytes and duration are final.
     Closed,

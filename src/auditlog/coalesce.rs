@@ -3,7 +3,7 @@
 //! time is an argument.
 //!
 //! The first is written at once, so that a follower sees it; those after it are held until the
-//! window ends. Nothing that was let through is ever held: each has its own egress port.
+//! window ends. Nothing of which a packet left is ever held: each has its own egress port.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
@@ -117,7 +117,10 @@ fn outline(record: AuditRecord) -> AuditRecord {
 
 /// What two equal refusals share; none for a record that must stand alone.
 fn key(record: &AuditRecord) -> Option<String> {
-    if record.outcome != Outcome::Deny || record.kind == policy::audit::Kind::Control {
+    if record.outcome != Outcome::Deny
+        || record.kind == policy::audit::Kind::Control
+        || record.egress.is_some()
+    {
         return None;
     }
     let alike = AuditRecord {
@@ -205,6 +208,31 @@ mod tests {
         let later = now + Duration::from_secs(2);
         coalescer.push(of("loud", 9), later, &mut out);
         assert_eq!(out.last().and_then(|record| record.path.as_deref()), Some("/9"));
+    }
+
+    /// Promise 23. A far side knows the port.
+    #[test]
+    fn a_refusal_after_a_packet_had_left_is_told_by_itself() {
+        let now = Instant::now();
+        let mut coalescer = Coalescer::new(Duration::from_secs(1), 4096);
+        let mut out = Vec::new();
+        let of = |path: usize, egress: Option<&str>| AuditRecord {
+            sandbox: Some("loud".parse().expect("a name")),
+            path: Some(format!("/{path}")),
+            egress: egress.map(|text| text.parse().expect("an address")),
+            ..refusal(1, None)
+        };
+        for path in 0..=EACH {
+            coalescer.push(of(path, None), now, &mut out);
+        }
+        let joined = out.len();
+        coalescer.push(of(EACH, None), now, &mut out);
+        assert_eq!(out.len(), joined, "control: of others one more is only counted");
+        for port in ["192.0.2.1:40000", "192.0.2.1:40000", "192.0.2.1:40001"] {
+            coalescer.push(of(EACH, Some(port)), now, &mut out);
+        }
+        let told = out.iter().filter_map(|record| record.egress).count();
+        assert_eq!(told, 3);
     }
 
     proptest! {

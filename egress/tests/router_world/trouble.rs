@@ -274,3 +274,22 @@ ports = [2525]
         }
     });
 }
+
+/// Promise 23. So it is not joined with other refusals.
+#[test]
+fn a_refusal_after_a_packet_had_left_is_no_denial() {
+    const PORTS: u16 = 8;
+    run(RULES, async |place| {
+        place.ports_of_the_host(40_000, 40_000 + PORTS - 1);
+        let tls = Tls::new(&["both.example.com"]);
+        let second = tls.echo(place.origin(SECOND, 443));
+        let held: Vec<_> = (0..PORTS).map(|_| place.host_dials((SECOND, 443))).collect();
+        // Nobody listens at the first address, which resets what comes; no port is left for the second.
+        let stream = soon(place.dial(ORIGIN, 443)).await.expect("connected");
+        soon(tls.client(stream, "both.example.com")).await.expect_err("refused");
+        let told = place.record(|r| r.egress.is_some()).await;
+        assert_eq!((told.outcome, told.code), (Outcome::Fail, Some(Code::Limit)), "{told:?}");
+        assert_eq!(told.dialed, Some((ORIGIN, 443).into()));
+        assert_eq!(count(&second), held.len(), "nothing else came");
+    });
+}
