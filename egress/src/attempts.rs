@@ -29,8 +29,8 @@ impl Attempts {
     }
 
     /// Takes the one out that became a connection.
-    pub(crate) fn won(&self, egress: SocketAddr) {
-        self.all().retain(|attempt| attempt.egress != egress);
+    pub(crate) fn won(&self, won: Attempt) {
+        self.all().retain(|attempt| *attempt != won);
     }
 
     /// Takes all out that are left.
@@ -53,8 +53,22 @@ mod tests {
         let [one, two, far] = [1, 2, 3].map(|port| SocketAddr::from(([203, 0, 113, 1], port)));
         attempts.add(Attempt { egress: one, remote: far });
         attempts.clone().add(Attempt { egress: two, remote: far });
-        attempts.won(two);
+        attempts.won(Attempt { egress: two, remote: far });
         assert_eq!(attempts.last(), Some(Attempt { egress: one, remote: far }));
         assert_eq!(attempts.last(), None);
+    }
+
+    /// Promise 23. The kernel gives one port towards many far sides.
+    #[test]
+    fn a_lost_attempt_from_the_port_of_the_one_that_won_is_left_to_be_told() {
+        let of = |far: u8| Attempt {
+            egress: SocketAddr::from(([192, 0, 2, 1], 40_000)),
+            remote: SocketAddr::from(([203, 0, 113, far], 443)),
+        };
+        let attempts = Attempts::default();
+        attempts.add(of(1));
+        attempts.add(of(2));
+        attempts.won(of(2));
+        assert_eq!(attempts.take(), [of(1)]);
     }
 }

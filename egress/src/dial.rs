@@ -79,6 +79,13 @@ pub(crate) struct Dialed {
     pub(crate) port: Port,
 }
 
+impl Dialed {
+    /// What the far side has seen of it, whatever becomes of it here.
+    pub(crate) fn attempt(&self) -> Attempt {
+        Attempt { egress: self.egress, remote: self.remote }
+    }
+}
+
 impl Dialer {
     /// A dialer for the guest in a slot, that leaves from these addresses, the first of each family.
     pub(crate) fn new(
@@ -142,7 +149,7 @@ impl Dialer {
     ) -> Result<Dialed, Refusal> {
         match race(candidates, |one| self.connect(one, rank, attempts)).await {
             Ok(dialed) => {
-                attempts.won(dialed.egress);
+                attempts.won(dialed.attempt());
                 Ok(dialed)
             }
             Err(error) => {
