@@ -264,7 +264,8 @@ async fn opening(
 /// byte leaves.
 async fn open(guest: &Arc<Guest>, flow: &Arc<Flow>, mut passed: Passed) -> Result<Open, Refusal> {
     let dialed = guest.dial(flow, &mut passed).await?;
-    guest.confirm(flow, &mut passed, dialed.remote)?;
+    let confirmed = guest.confirm(flow, &mut passed, dialed.remote);
+    confirmed.map_err(|refusal| refusal.after(dialed.attempt()))?;
     let account = Account::open(guest, flow, Kind::Connection, &passed, dialed.egress, |_| ());
     Ok(Open { passed, dialed, account })
 }

@@ -304,14 +304,15 @@ impl Visit {
         if handshake.is_some() {
             passed = self.judge(&claim, claim.upgrade(told))?;
         }
-        let mut far = match self.relay.take(&passed).await {
-            Some(far) => far,
-            None => self.dial(&mut passed).await?,
-        };
+        // Before it is dialled: what cannot be sent is no reason for a packet.
         let mut head = claim.outgoing(head, self.destination.port()).map_err(fault)?;
         if handshake.is_some() {
             upgrade::ask(&mut head.headers);
         }
+        let mut far = match self.relay.take(&passed).await {
+            Some(far) => far,
+            None => self.dial(&mut passed).await?,
+        };
         far.may_switch(handshake.is_some());
         let mut ending = self.record(&mut passed, &far, seen)?;
         let request = far.request(head, body, &ending);
@@ -371,14 +372,18 @@ impl Visit {
 
     async fn dial(&self, passed: &mut Passed) -> Result<Far, Refusal> {
         let dialed = self.guest.dial(&self.flow, passed).await?;
+        let attempt = dialed.attempt();
         self.relay.over(dialed, passed, &self.guest, &self.flow).await.map_err(|error| {
-            Refusal::because(Code::UpstreamUnreachable, passed.permit.revision()).detailed(error)
+            let revision = passed.permit.revision();
+            let refusal = Refusal::because(Code::UpstreamUnreachable, revision).detailed(error);
+            refusal.after(attempt)
         })
     }
 
     /// The last look before the first byte, and the record of it.
     fn record(&self, passed: &mut Passed, far: &Far, seen: &Seen) -> Result<Arc<Ending>, Refusal> {
-        self.guest.confirm(&self.flow, passed, far.dialed)?;
+        let confirmed = self.guest.confirm(&self.flow, passed, far.dialed);
+        confirmed.map_err(|refusal| refusal.after(far.untold()))?;
         let (guest, flow) = (&self.guest, &self.flow);
         let account = Account::open(guest, flow, Kind::Request, passed, far.egress, |record| {
             record.name = record.name.take().or_else(|| seen.host.clone());

@@ -30,6 +30,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::account::Account;
+use crate::attempts::Attempt;
 use crate::buffers;
 use crate::dial::Dialed;
 use crate::flows::{Flow, Judged};
@@ -134,6 +135,14 @@ pub(super) struct Ending {
     judged: Arc<Judged>,
     traffic: Arc<Traffic>,
     before: (u64, u64),
+}
+
+impl Far {
+    /// What this far side has seen of us, if no record of an earlier request says so.
+    pub(super) fn untold(&self) -> Option<Attempt> {
+        let Self { egress, dialed: remote, used, .. } = *self;
+        (!used).then_some(Attempt { egress, remote })
+    }
 }
 
 impl Relay {

@@ -439,7 +439,7 @@ impl Land {
         land
     }
 
-    fn ip(&self, role: &str, words: &str) {
+    pub(crate) fn ip(&self, role: &str, words: &str) {
         let netns = format!("{}{role}", self.prefix);
         let mut args = vec!["-n", &netns];
         args.extend(words.split(' '));

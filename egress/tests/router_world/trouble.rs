@@ -11,8 +11,9 @@ use policy::audit::{Kind, Outcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::peers::{Tls, count, serve, sink, soon};
-use crate::place::{EGRESS, HOST, INNER, ORIGIN, SECOND, SINK, limits, run, run_within};
+use crate::peers::{Peers, Tls, count, serve, sink, soon};
+use crate::place::{EGRESS, HOST, INNER, ORIGIN, Place, SECOND, SINK, limits, run, run_within};
+use crate::requests::exchange;
 
 const RULES: &str = r#"
 [[rule]]
@@ -273,6 +274,57 @@ ports = [2525]
             );
         }
     });
+}
+
+/// Promise 23. The far side has seen a connection and then its end; a write in between denied it.
+#[test]
+fn a_far_side_that_was_connected_to_and_then_denied_is_told_with_its_egress_port() {
+    let tls = &Tls::new(&["www.example.com"]);
+    run(RULES, async |place| {
+        let origin = tls.echo(place.origin(ORIGIN, 443));
+        let stream = soon(place.dial(SINK, 443)).await.expect("connected");
+        soon(tls.client(stream, "www.example.com")).await.expect("the control");
+        denied_while_it_is_dialled(&place, &origin, async || {
+            let stream = soon(place.dial(SINK, 443)).await.expect("connected");
+            tls.client(stream, "www.example.com").await.expect_err("refused");
+        })
+        .await;
+    });
+    run(RULES, async |place| {
+        let origin = sink(place.origin(ORIGIN, 80));
+        let request = "GET / HTTP/1.1\r\nhost: www.example.com\r\n\r\n";
+        let mut held = soon(place.dial(SINK, 80)).await.expect("connected");
+        held.write_all(request.as_bytes()).await.expect("sent");
+        denied_while_it_is_dialled(&place, &origin, async || {
+            let mut stream = soon(place.dial(SINK, 80)).await.expect("connected");
+            let (status, head, _) = exchange(&mut stream, request).await;
+            assert_eq!(status, 403, "{head}");
+        })
+        .await;
+    });
+}
+
+/// Expects that one connection has been let through to `origin`, and lets `again` try for another.
+async fn denied_while_it_is_dialled(place: &Place, origin: &Peers, again: impl AsyncFn()) {
+    let allowed = place.record(|r| r.outcome == Outcome::Allow && r.kind != Kind::Dns).await;
+    assert!(allowed.egress.is_some() && count(origin) == 1, "control: {allowed:?}");
+    // Its SYN is lost, and sent again after a second.
+    place.land.ip("i", "link set in down");
+    let meanwhile = async {
+        while !place.host_sockets(ORIGIN).contains("SYN-SENT") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // As between the write of a policy and the turn of this connection to be judged again.
+        place.write("", 2);
+        place.land.ip("i", "link set in up");
+    };
+    let tried = async { tokio::join!(again(), meanwhile) };
+    timeout(Duration::from_secs(15), tried).await.expect("answered");
+    let peers = origin.lock().expect("unpoisoned").clone();
+    let [_, peer] = peers[..] else { panic!("control: not connected to again: {peers:?}") };
+    let told = place.record(|r| r.egress == Some(peer)).await;
+    assert_eq!((told.outcome, told.code), (Outcome::Fail, Some(Code::NoRule)));
+    assert_eq!(told.dialed.map(|to| to.ip()), Some(ORIGIN.into()));
 }
 
 /// Promise 23. So it is not joined with other refusals.
