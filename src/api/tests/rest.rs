@@ -306,3 +306,39 @@ async fn it_is_shown_what_keeps_a_sandbox_awake_and_for_how_long() {
     assert_eq!((by(&asleep), asleep.idle_in), (Vec::new(), None));
     daemon.end().await;
 }
+
+/// Promise 62.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_wakes_one_sandbox_waits_for_few_of_a_tenant_that_wakes_many() {
+    let hooks = "[sleep]\nwakes = 1\n[external]\non_standby = [\"true\"]\n\
+        on_resume = [\"sh\", \"-c\", \"echo $POSTERN_TENANT >>DIR/told; sleep 0.3\"]\n";
+    let daemon = Daemon::with(hooks).await;
+    let names: Vec<String> = (0..8).map(|n| format!("many-{n}")).collect();
+    let actor = || lifecycle::Actor::new("test", true);
+    let found = |name: &str| daemon.keeper.find(&name.parse().expect("name")).expect("there");
+    for (name, tenant) in names.iter().map(|name| (&**name, "many")).chain([("one", "acme")]) {
+        daemon.create(name, tenant).await;
+        daemon.keeper.standby(&found(name), None, &actor()).await.expect("asleep");
+    }
+    let resume = |name: &str| {
+        let (keeper, found) = (daemon.keeper.clone(), found(name));
+        tokio::spawn(async move {
+            let actor = lifecycle::Actor::new("test", true);
+            keeper.resume(&found, &actor).await.map(drop).expect("woken");
+        })
+    };
+    let many: Vec<_> = names.iter().map(|name| resume(name)).collect();
+    let began = Instant::now();
+    while daemon.told().is_empty() {
+        assert!(began.elapsed() < PATIENCE, "nobody is woken");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    resume("one").await.expect("no panic");
+    let before = daemon.told().iter().position(|tenant| tenant == "acme").expect("woken");
+    assert!(before <= 3, "behind {before} of theirs");
+    for one in many {
+        one.await.expect("no panic");
+    }
+    assert_eq!(daemon.told().len(), 9, "and none of theirs is forgotten");
+    daemon.end().await;
+}
