@@ -45,6 +45,8 @@ pub(crate) struct Caller {
 const WRITES: usize = 2;
 /// Policies of a tenant's new sandboxes that are read at once. Others wait: many are often made together.
 const BIRTHS: usize = 1;
+/// Questions of a tenant to the accounts at once: each reads as many rows as there are of it.
+const QUESTIONS: usize = 1;
 
 /// What is needed to tell callers over TCP.
 #[derive(Debug)]
@@ -58,6 +60,8 @@ pub(crate) struct Door {
     writes: HashMap<TenantName, Arc<Semaphore>>,
     /// Turns among the policies of its new sandboxes.
     births: HashMap<TenantName, Arc<Semaphore>>,
+    /// Places among its questions to the accounts.
+    questions: HashMap<TenantName, Arc<Semaphore>>,
 }
 
 impl Caller {
@@ -124,7 +128,22 @@ impl Door {
             tenants.map(|tenant| (tenant, Arc::new(Semaphore::new(most)))).collect()
         };
         let (writes, births) = (each_tenant(WRITES), each_tenant(BIRTHS));
-        Self { tokens: api.token.clone(), hosts: api.hosts.clone(), places, most, writes, births }
+        let questions = each_tenant(QUESTIONS);
+        let (tokens, hosts) = (api.token.clone(), api.hosts.clone());
+        Self { tokens, hosts, places, most, writes, births, questions }
+    }
+
+    /// Takes the place of the caller's tenant among the questions to the accounts; the operator needs none.
+    pub(crate) fn place_to_ask(
+        &self,
+        caller: &Caller,
+    ) -> Result<Option<OwnedSemaphorePermit>, Problem> {
+        let places = caller.tenant().and_then(|tenant| self.questions.get(tenant));
+        let place = places.map(|places| Arc::clone(places).try_acquire_owned()).transpose();
+        place.map_err(|_| {
+            Problem::new(Kind::Busy, "a question of this tenant to the accounts is under way")
+                .fix("wait for its answer")
+        })
     }
 
     /// Takes a place among the policy writes of the caller's tenant; the operator needs none.

@@ -44,7 +44,19 @@ pub(crate) async fn usage(
     uri: Uri,
 ) -> Result<Json<wire::Usage>, Problem> {
     let query = read(&uri, &caller, fault::wall_clock())?;
-    let used = api.0.keeper.used(&query).await.map_err(|error| caller.told(error))?;
+    let place = api.0.door.place_to_ask(&caller)?;
+    let keeper = api.0.keeper.clone();
+    // To its end, whoever waits for it: whoever goes away and asks again has one question under way.
+    let asked = tokio::spawn({
+        let query = query.clone();
+        async move {
+            let used = keeper.used(&query).await;
+            drop(place);
+            used
+        }
+    });
+    let used = asked.await.map_err(|_| Problem::new(Kind::Failed, "the accounts were not read"))?;
+    let used = used.map_err(|error| caller.told(error))?;
     let rows = used.ok_or_else(|| {
         Problem::new(Kind::Invalid, format!("has more than {MOST} rows, or 200000 destinations"))
             .fix("ask for a shorter span, one tenant or sandbox, another `by`, or no destinations")

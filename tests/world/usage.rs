@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use world::client::PATIENT;
 use world::poll::eventually;
+use world::room::Room;
 use world::{World, allow};
 
 /// The one row of a sandbox of this name.
@@ -138,4 +139,30 @@ fn asleep_its_standby_grows_and_its_running_does_not() {
         number(&awake, "running_seconds") >= number(&woken, "running_seconds") + 1.0,
         "{awake}"
     );
+}
+
+/// Promises 53, 67. What cannot be written is owed, and written when there is room.
+#[test]
+fn on_a_full_disk_what_is_used_is_owed_and_told_to_the_last_byte_later() {
+    let world = World::without_daemon("[limits]\nstate_reserve = \"0\"\n");
+    let room = Room::small(&world.dir().join("state"), 2048);
+    world.daemon().start(&world.host);
+    let api = world.site("api");
+    let guest = world.guest(&allow(&[&api]));
+    guest.reaches(&api);
+    room.fill();
+    guest.reaches(&api);
+    let query = format!("/v1/usage?sandbox={}", guest.name);
+    eventually("it cannot be told", PATIENT, || {
+        (world.api("GET", &query, &[]).status == 503).then_some(())
+    });
+    guest.reaches(&api);
+    room.free();
+    let told = eventually("all is counted", PATIENT, || {
+        let told = used(&world, &guest.name);
+        (carried(&told) == audited(&world, &guest.name)).then_some(told)
+    });
+    assert!(carried(&told).0 > 0 && number(&told, "running_seconds") > 0.0, "{told}");
+    drop(guest);
+    world.daemon().kill();
 }

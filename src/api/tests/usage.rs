@@ -52,3 +52,25 @@ async fn a_question_that_cannot_be_answered_names_its_field_and_what_to_ask() {
     let _: Usage = daemon.local.get("/v1/usage?from=30d&to=1h").await.expect("control");
     daemon.end().await;
 }
+
+/// Promise 37. One that asks without end has one question read, and keeps nobody from an answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_has_one_question_to_the_accounts_under_way() {
+    let daemon = Daemon::start().await;
+    let ask = async |client: Client| match client.get::<Usage>("/v1/usage").await {
+        Ok(_) => true,
+        Err(Error::Refused(problem)) if problem.code == Kind::Busy => false,
+        Err(other) => panic!("{other:?}"),
+    };
+    let (mut answered, mut refused) = (0, 0);
+    while answered == 0 || refused == 0 {
+        let many = (0..PLACES / 8).map(|_| tokio::spawn(ask(daemon.bearer(Some(OF_ACME)))));
+        for one in many.collect::<Vec<_>>() {
+            let told = one.await.expect("asked");
+            (answered, refused) = (answered + u32::from(told), refused + u32::from(!told));
+        }
+        assert!(ask(daemon.local.clone()).await, "the operator is answered");
+    }
+    assert!(ask(daemon.bearer(Some(OF_ACME))).await, "and it is again, once that is over");
+    daemon.end().await;
+}
