@@ -344,7 +344,7 @@ mod tests {
         };
         let terms =
             Terms::agree(&WantedTerms::default(), &defaults, Can { sleep: true, boot: true });
-        let mut rest = Rest::new(terms, Arc::new(Semaphore::new(1)));
+        let mut rest = Rest::new(terms, "acme".parse().unwrap(), Turns::new(1));
         let last = Instant::now() + second;
         tokio::time::advance(after + second).await;
         assert!(matches!(rest.look(last, None), Due::Sleep), "control: it is idle");
