@@ -158,7 +158,7 @@ impl Router {
         })?;
         fence::install_base(&world, config.divert_port).await?;
         let drops = drops::listen(&world, config.nflog_group).await?;
-        let ports = Ports::new(config.slots);
+        let (ports, store) = (Ports::new(config.slots), Store::new(config.slots));
         let shared = Arc::new(Shared {
             config,
             world,
@@ -167,7 +167,7 @@ impl Router {
             trail,
             pool: Pool::new(PIPES),
             ports,
-            store: Store::default(),
+            store,
             seats: Mutex::default(),
             turns: Mutex::default(),
             watch: Watch::default(),
@@ -355,7 +355,7 @@ impl Shared {
             ),
             flows: Flows::new(limits.flows, meter.clone()),
             meter,
-            gate: Gate::new(self.store.clone()),
+            gate: Gate::new(self.store.share(Some(&subject.tenant))),
             limits,
             pool: self.pool.clone(),
             trail: self.trail.clone(),

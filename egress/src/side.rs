@@ -6,6 +6,7 @@
 
 mod gate;
 mod state;
+mod store;
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -23,8 +24,9 @@ use tokio::net::TcpStream;
 
 use crate::closing;
 use crate::repair;
-pub(crate) use crate::side::gate::{Gate, Store};
+pub(crate) use crate::side::gate::Gate;
 use crate::side::state::{Held, Shared, State, Who};
+pub(crate) use crate::side::store::Store;
 
 /// What the audit says of a connection that could not be kept.
 pub(crate) const LOST: &str = "it could not be kept while the sandbox slept";
@@ -255,7 +257,7 @@ pub(crate) fn send(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
 /// A connection of no slot, whose far side never sleeps.
 impl From<TcpStream> for GuestSide {
     fn from(stream: TcpStream) -> Self {
-        Self::new(stream, &Gate::new(Store::default()), 0)
+        Self::new(stream, &Gate::new(Store::new(1).share(None)), 0)
     }
 }
 

@@ -5,7 +5,6 @@
 //! at once, but for one that nobody else knows yet.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -15,10 +14,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::repair::{self, Checkpoint, Remains};
 use crate::side::state::Shared;
-
-/// What the connections of one sleeping guest may hold of its bytes, and those of all.
-const OF_ONE: usize = 8 << 20;
-const OF_ALL: usize = 512 << 20;
+use crate::side::store::Share;
 
 /// How far a guest is from running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,47 +29,30 @@ enum Phase {
     Waking,
 }
 
-/// The room for bytes that no socket holds.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Store(Arc<AtomicUsize>);
-
 /// One guest's.
 #[derive(Debug)]
 pub(crate) struct Gate {
     phase: watch::Sender<Phase>,
     wanted: watch::Sender<bool>,
     sides: Mutex<Sides>,
-    store: Store,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Sides {
     known: HashMap<u64, Weak<Shared>>,
     /// Connections whose owner has ended them while the guest slept, and whether by a reset.
     remains: Vec<(Checkpoint, bool)>,
     /// Bytes that its connections hold.
-    held: usize,
-}
-
-impl Store {
-    fn take(&self, bytes: usize) -> bool {
-        let taken = self.0.fetch_add(bytes, Relaxed);
-        let fits = taken.saturating_add(bytes) <= OF_ALL;
-        if !fits {
-            self.0.fetch_sub(bytes, Relaxed);
-        }
-        fits
-    }
+    share: Share,
 }
 
 impl Gate {
-    /// Of a guest that runs.
-    pub(crate) fn new(store: Store) -> Arc<Self> {
+    /// Of a guest that runs, and that holds nothing of its share.
+    pub(crate) fn new(share: Share) -> Arc<Self> {
         Arc::new(Self {
             phase: watch::Sender::new(Phase::Awake(Instant::now())),
             wanted: watch::Sender::new(false),
-            sides: Mutex::default(),
-            store,
+            sides: Mutex::new(Sides { known: HashMap::new(), remains: Vec::new(), share }),
         })
     }
 
@@ -248,18 +227,11 @@ impl Gate {
 
     /// Keeps this much of a guest's payload, if there is room.
     pub(super) fn room(&self, bytes: usize) -> bool {
-        let mut sides = self.lock();
-        if sides.held.saturating_add(bytes) > OF_ONE || !self.store.take(bytes) {
-            return false;
-        }
-        sides.held += bytes;
-        true
+        self.lock().share.take(bytes)
     }
 
     pub(super) fn free(&self, bytes: usize) {
-        let mut sides = self.lock();
-        sides.held = sides.held.saturating_sub(bytes);
-        self.store.0.fetch_sub(bytes, Relaxed);
+        self.lock().share.free(bytes);
     }
 
     /// What is left of every connection that is kept, without its bytes, and of those whose owner has
@@ -313,21 +285,22 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
-    fn drop(&mut self) {
-        self.store.0.fetch_sub(self.lock().held, Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
+    use crate::side::Store;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
+    fn gate() -> Arc<Gate> {
+        Gate::new(Store::new(1).share(None))
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_hour_asleep_counts_for_nothing() {
-        let gate = Gate::new(Store::default());
+        let gate = gate();
         let patience = Duration::from_secs(10);
         let begun = Instant::now();
         let waiting = tokio::spawn({
@@ -350,31 +323,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_comes_while_a_guest_is_held_is_remembered_and_no_longer() {
-        let gate = Gate::new(Store::default());
+        let gate = gate();
         gate.want();
         gate.hold();
-        assert!(tokio::time::timeout(HOUR, gate.wanted()).await.is_err(), "it was awake");
+        assert!(timeout(HOUR, gate.wanted()).await.is_err(), "it was awake");
         gate.want();
         gate.keep();
         gate.wanted().await;
         gate.rouse();
         gate.release();
         gate.hold();
-        assert!(tokio::time::timeout(HOUR, gate.wanted()).await.is_err(), "of another night");
-    }
-
-    #[test]
-    fn a_guest_and_all_guests_have_so_much_room_and_get_it_back() {
-        let store = Store::default();
-        let gates: Vec<_> = (0..OF_ALL / OF_ONE).map(|_| Gate::new(store.clone())).collect();
-        for gate in &gates {
-            assert!(gate.room(OF_ONE) && !gate.room(1));
-        }
-        let another = Gate::new(store);
-        assert!(!another.room(1));
-        gates[0].free(2);
-        assert!(another.room(2) && !another.room(1));
-        drop(gates);
-        assert!(another.room(OF_ONE - 2));
+        assert!(timeout(HOUR, gate.wanted()).await.is_err(), "of another night");
     }
 }
