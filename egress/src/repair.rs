@@ -87,6 +87,11 @@ pub(crate) fn silence(socket: &impl AsFd) {
     let _ = setsockopt(socket, sockopt::TcpRepair, &ON);
 }
 
+/// Resets a connection at once, whoever else holds its socket. What is queued either way is gone.
+pub(crate) fn reset(socket: &impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::connect_unspec(socket)?)
+}
+
 /// Puts a connection with the guest in this slot back. Must be called in the guests' world.
 pub(crate) fn on_tap(slot: Slot, checkpoint: &Checkpoint) -> io::Result<TcpStream> {
     let socket = facing::socket(slot, Type::STREAM, Protocol::TCP)?;

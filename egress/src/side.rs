@@ -264,23 +264,20 @@ impl From<TcpStream> for GuestSide {
 impl Drop for GuestSide {
     fn drop(&mut self) {
         let gate = &self.shared.gate;
-        gate.forget(self.shared.id);
         let mut state = self.shared.lock();
-        match std::mem::replace(&mut state.held, Held::Closed) {
+        let left = match std::mem::replace(&mut state.held, Held::Closed) {
             Held::Open(stream) if state.reset => {
                 let _ = SockRef::from(&*stream).set_linger(Some(Duration::ZERO));
+                None
             }
-            Held::Kept(checkpoint) => {
-                let bytes = checkpoint.bytes();
-                let rest = if state.reset { checkpoint.emptied() } else { *checkpoint };
-                let freed = bytes - rest.bytes();
-                let by_reset = state.reset;
-                drop(state);
-                gate.free(freed);
-                gate.bury(rest, by_reset);
+            Held::Kept(checkpoint) if state.reset => {
+                gate.free(checkpoint.bytes());
+                Some((checkpoint.emptied(), true))
             }
-            _ => {}
-        }
+            Held::Kept(checkpoint) => Some((*checkpoint, false)),
+            _ => None,
+        };
+        gate.forget(self.shared.id, left);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Whether a guest runs, and every socket that faces it: what is closed when it falls asleep and put back
 //! before it wakes. One for each attached slot.
 //!
-//! Time that a guest sleeps counts for nothing that waits for it. Never locks itself and a connection
-//! at once, but for one that nobody else knows yet.
+//! Time that a guest sleeps counts for nothing that waits for it. Never locks a connection while it is
+//! locked itself; who has locked a connection may ask it for room, and give it what is left.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -249,7 +249,7 @@ impl Gate {
         self.lock().remains.len()
     }
 
-    /// Takes the connection of an owner that has ended it, to be ended when the guest wakes.
+    /// Takes a connection without an owner, to be ended when the guest wakes.
     pub(crate) fn bury(&self, checkpoint: Checkpoint, by_reset: bool) {
         self.lock().remains.push((checkpoint, by_reset));
     }
@@ -272,8 +272,12 @@ impl Gate {
         shared
     }
 
-    pub(super) fn forget(&self, id: u64) {
-        self.lock().known.remove(&id);
+    /// Forgets a connection whose owner has ended it; what is left of one that was kept is ended when the
+    /// guest wakes. In one step, so that whoever puts connections back misses none.
+    pub(super) fn forget(&self, id: u64, left: Option<(Checkpoint, bool)>) {
+        let mut sides = self.lock();
+        sides.known.remove(&id);
+        sides.remains.extend(left);
     }
 
     fn known(&self) -> Vec<Arc<Shared>> {
@@ -287,12 +291,17 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
+    use socket2::SockRef;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
     use tokio::time::timeout;
 
     use super::*;
-    use crate::side::Store;
+    use crate::side::state::Held;
+    use crate::side::{GuestSide, Store};
 
     const HOUR: Duration = Duration::from_secs(3600);
+    const SOON: Duration = Duration::from_secs(5);
 
     fn gate() -> Arc<Gate> {
         Gate::new(Store::new(1).share(None))
@@ -334,5 +343,66 @@ mod tests {
         gate.release();
         gate.hold();
         assert!(timeout(HOUR, gate.wanted()).await.is_err(), "of another night");
+    }
+
+    /// Promise 41. Whoever puts connections back at that moment finds it, or what is left of it.
+    #[tokio::test]
+    async fn a_connection_that_its_owner_ends_while_the_guest_sleeps_is_known_until_it_is_buried() {
+        let remains = serde_json::json!({
+            "flow": 1, "local": "127.0.0.1:1", "remote": "127.0.0.1:2", "next_in": 1, "next_out": 1,
+            "window": [0, 0, 0, 0, 0], "segment": 536, "scales": null, "sack": true, "timestamp": null,
+        });
+        let remains: Remains = serde_json::from_value(remains).expect("remains");
+        let (stream, _guest) = connected().await;
+        let gate = gate();
+        let side = GuestSide::new(stream, &gate, 1);
+        let shared = Arc::clone(&side.shared);
+        let mut held = shared.lock();
+        held.held = Held::Kept(Box::new(remains.into()));
+        let owner = std::thread::spawn(move || drop(side));
+        let found = |sides: &Sides| (sides.known.len(), sides.remains.len());
+        // It cannot come further than here.
+        for _ in 0..50 {
+            std::thread::sleep(Duration::from_millis(1));
+            assert_eq!(found(&gate.lock()), (1, 0));
+        }
+        drop(held);
+        owner.join().expect("no panic");
+        assert_eq!(found(&gate.lock()), (0, 1));
+    }
+
+    /// Promise 41. The far side takes nothing, so that nobody looks after it but who waits for its errors.
+    #[tokio::test]
+    async fn a_connection_that_cannot_be_kept_is_reset_whoever_waits_for_it() {
+        for urgent in [false, true] {
+            let (stream, mut guest) = connected().await;
+            let gate = gate();
+            let side = GuestSide::new(stream, &gate, 1);
+            let watched = side.watcher();
+            let waiting = tokio::spawn(async move { watched.failed().await });
+            tokio::task::yield_now().await;
+            guest.write_all(b"before").await.expect("sent");
+            if urgent {
+                SockRef::from(&guest).send_out_of_band(b"!").expect("sent");
+                guest.write_all(b"after").await.expect("sent");
+            }
+            assert_eq!(gate.keep(), if urgent { (0, 1) } else { (1, 0) });
+            if urgent {
+                let ended = timeout(SOON, guest.read(&mut [0])).await.expect("told");
+                let error = ended.expect_err("reset");
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+                timeout(SOON, waiting).await.expect("told").expect("no panic");
+                assert!(side.is_lost());
+            }
+        }
+    }
+
+    /// Ours, and the guest's.
+    #[expect(clippy::disallowed_methods, reason = "to a listener of this test's own")]
+    async fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let guest = TcpStream::connect(listener.local_addr().expect("bound")).await;
+        let (ours, _) = listener.accept().await.expect("accepted");
+        (ours, guest.expect("connected"))
     }
 }

@@ -5,10 +5,8 @@ use std::future::poll_fn;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use policy::Slot;
-use socket2::SockRef;
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
 
@@ -107,7 +105,10 @@ impl Shared {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => return None,
             Err(error) => {
                 tracing::debug!(%error, "a connection is not kept");
-                let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+                // Not by closing it alone: who waits for its errors holds it, too, and is told by that.
+                if let Err(error) = repair::reset(stream) {
+                    tracing::debug!(%error, "a connection is not reset");
+                }
                 None
             }
         };
