@@ -29,7 +29,7 @@ const LARGEST: usize = 1500;
 /// (UDP segmentation offload), up to 128 of them, and the fence has counted one. A kernel on the way may
 /// have joined a few that came apart, such as those of a stub for both families.
 const JOINED: usize = 4;
-/// Questions of one guest that may be open at a time; further ones are dropped, and asked again.
+/// Questions of one guest that may be open at a time; further ones are dropped and counted, and asked again.
 const OPEN: usize = 128;
 /// Pause after a receive that failed; the next datagram is another one.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -77,15 +77,13 @@ pub(crate) async fn serve(socket: UdpSocket, guest: Arc<dns::Guest>) {
             }
         };
         while open.try_join_next().is_some() {}
-        let questions = received.questions(&buffer);
+        let mut questions = received.questions(&buffer);
+        questions.truncate(OPEN.saturating_sub(open.len()));
         let (taken, envelope) = (questions.len(), received.envelope);
         if let Some(dropped) = received.count().checked_sub(taken).filter(|dropped| *dropped > 0) {
             guest.dropped(dropped);
         }
         for question in questions {
-            if open.len() >= OPEN {
-                break;
-            }
             let question = question.to_vec();
             let (guest, socket) = (Arc::clone(&guest), Arc::clone(&socket));
             open.spawn(async move {
@@ -163,7 +161,82 @@ async fn reply(socket: &UdpSocket, answer: &[u8], envelope: Envelope) -> io::Res
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use dns::{Asker, Names, Pins, Resolver, ResolverConfig};
+    use policy::{
+        AuditRecord, Code, Compiled, Layer, OwnAddresses, Policy, PolicyHandle, Revision, Subject,
+        Trail,
+    };
+
     use super::*;
+
+    /// A resolver that says nothing keeps as many open as may be asked of it; what comes at once with no
+    /// room for it is not answered.
+    #[tokio::test]
+    async fn each_question_is_answered_or_counted() {
+        const SILENT: usize = 64;
+        const AT_ONCE: usize = 200;
+        let silent = std::net::UdpSocket::bind("127.0.0.1:0").expect("bound");
+        let upstreams = vec![silent.local_addr().expect("bound")];
+        let resolver = Resolver::new(ResolverConfig { upstreams, ..ResolverConfig::default() });
+        let (trail, records) = Trail::bounded(1000);
+        let policy = Policy::from_toml("[[rule]]\nallow = [\"a.b\"]\n").expect("a policy");
+        let policy = Compiled::new(&[(Layer::Sandbox, &policy)], Revision(1));
+        let subject = Subject {
+            sandbox: "demo".parse().expect("a name"),
+            tenant: "acme".parse().expect("a name"),
+            incarnation: 1,
+            slot: Slot::new(1).expect("in range"),
+        };
+        let guest = Arc::new(dns::Guest::new(
+            Arc::new(subject),
+            PolicyHandle::new(policy),
+            Arc::new(Pins::new(8)),
+            OwnAddresses::new([IpAddr::from(Ipv4Addr::LOCALHOST)]),
+            Asker::new(resolver.expect("a resolver"), Names::default()),
+            false,
+            trail,
+        ));
+        let ours = std::net::UdpSocket::bind("127.0.0.1:0").expect("bound");
+        setsockopt(&ours, sockopt::Ipv4PacketInfo, &true).expect("set");
+        ours.set_nonblocking(true).expect("set");
+        let to = ours.local_addr().expect("bound");
+        let ours = UdpSocket::from_std(ours).expect("a socket");
+        let known = Arc::downgrade(&guest);
+        let serving = tokio::spawn(serve(ours, guest));
+        let asking = UdpSocket::bind("127.0.0.1:0").await.expect("bound");
+        asking.connect(to).await.expect("connected");
+        let ask = async |label: u8, times| {
+            let mut question = *b"\0\x01\x01\0\0\x01\0\0\0\0\0\0\x01?\x01b\0\0\x01\0\x01";
+            question[13] = label;
+            for _ in 0..times {
+                asking.send(&question).await.expect("sent");
+            }
+        };
+        let mut answers = 0;
+        let mut answered = async || {
+            let mut room = [0; 512];
+            let wait = Duration::from_millis(500);
+            while tokio::time::timeout(wait, asking.recv(&mut room)).await.is_ok() {
+                answers += 1;
+            }
+            answers
+        };
+        ask(b'a', SILENT).await;
+        assert_eq!(answered().await, 0, "control: the resolver says nothing");
+        ask(b'x', AT_ONCE).await;
+        let answers = answered().await;
+        serving.abort();
+        // Its sums are told when nobody has it any more.
+        while known.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let counted = |of: AuditRecord| of.code.filter(|why| *why == Code::Limit).and(of.count);
+        let counted: u64 = records.drain().filter_map(counted).sum();
+        assert!(answers > 0 && answers < AT_ONCE, "control: {answers}");
+        assert_eq!(answers + usize::try_from(counted).expect("few"), AT_ONCE);
+    }
 
     #[test]
     fn of_what_came_at_once_the_first_are_questions_and_the_rest_is_counted() {
