@@ -23,8 +23,9 @@ use crate::sever::{ENDING, UNSAID, count, sever};
 const SETTLE: Duration = Duration::from_millis(200);
 /// Connections that are put back before anybody else has a turn in the guests' world: 0.3 ms each.
 const AT_ONCE: usize = 16;
-/// Pauses between two looks whether it has.
-const PAUSES: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(5)];
+/// Pauses between two looks whether it has: soon at first, and then seldom, because each look goes through
+/// the sockets of all guests, on the one thread in their world.
+const PAUSES: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(32)];
 
 /// What a checkpoint did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
