@@ -316,7 +316,8 @@ impl Rest {
                 failed(&mut self.wakers);
             }
             _ => {
-                self.turn = None;
+                // Nobody wakes it any more, and nothing does.
+                (self.turn, self.place, self.alarm, self.wanted) = (None, None, None, None);
                 failed(&mut self.wakers);
                 failed(&mut self.sleepers);
             }
@@ -354,5 +355,65 @@ mod tests {
         assert!(rest.is_disturbed(came));
         rest.sleep(oneshot::channel().0);
         assert!(!rest.is_disturbed(came), "who asks for its sleep means it");
+    }
+
+    fn rest() -> Rest {
+        Rest::new(Terms::none(), "acme".parse().unwrap(), Turns::new(1))
+    }
+
+    fn alarm(rest: &mut Rest, left: Duration) {
+        rest.alarm = Some((Instant::now() + left, SystemTime::UNIX_EPOCH));
+    }
+
+    /// How long it is until it is woken by itself.
+    async fn woken(rest: &mut Rest) -> u64 {
+        let began = Instant::now();
+        rest.wake_due().await;
+        began.elapsed().as_secs()
+    }
+
+    /// Promise 64.
+    #[tokio::test(start_paused = true)]
+    async fn an_alarm_takes_nothing_of_the_budget_of_bytes_and_is_said_to_be_why() {
+        let mut rest = rest();
+        for _ in 0..50 {
+            alarm(&mut rest, Duration::from_secs(7));
+            rest.glance();
+            assert_eq!(locked(&rest.shown).wakes_because, Some("it was asked for"));
+            assert_eq!(woken(&mut rest).await, 7);
+            rest.runs(true);
+            rest.alarm = None;
+        }
+        for _ in 0..10 {
+            rest.want();
+            assert_eq!(woken(&mut rest).await, 0, "it has all of it");
+            rest.runs(true);
+        }
+        rest.want();
+        assert!(tokio::time::timeout(Duration::from_secs(1), rest.wake_due()).await.is_err());
+        rest.glance();
+        let shown = locked(&rest.shown).clone();
+        assert_eq!(shown.wakes_because, Some("bytes came for it"));
+        let left = shown.wakes_at.expect("it is known when") - Instant::now();
+        alarm(&mut rest, left / 2);
+        assert_eq!(woken(&mut rest).await, left.as_secs() / 2, "whichever comes first");
+        rest.runs(true);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_woken_is_tried_less_and_less_often_until_it_has_failed() {
+        let mut rest = rest();
+        alarm(&mut rest, Duration::from_secs(3));
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            pauses.push(woken(&mut rest).await);
+            rest.sleeps(true);
+        }
+        assert_eq!(pauses, [3, 10, 20, 40, 80, 160, 320, 600, 600]);
+        rest.answer(State::Failed, None);
+        rest.glance();
+        assert_eq!(locked(&rest.shown).wakes_at, None);
+        let never = Duration::from_secs(86_400);
+        assert!(tokio::time::timeout(never, rest.wake_due()).await.is_err());
     }
 }
