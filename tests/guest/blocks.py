@@ -48,6 +48,8 @@ def streamed():
         connection.request('GET', '/stream')
         note('http', port=connection.sock.getsockname()[1])
         response, number = connection.getresponse(), 0
+        if response.status != 200:
+            raise ValueError(f'{response.status} {response.read(500)}')
         while True:
             check('http', number, response.read(SIZE))
             number += 1
