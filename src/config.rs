@@ -133,6 +133,8 @@ section! {
         vcpus: u32 = 0,
         /// What the disks of all microVMs can grow to; 0: no bound.
         disk: Size = Size(0),
+        /// The longest life that may be asked for, and that of whoever asks for none; none: any.
+        max_life: Option<Span> = None,
         /// Connections to the API over TCP by the tokens of one tenant, all together.
         connections: usize = 64,
     }
@@ -400,6 +402,7 @@ impl Config {
                 idle_after: self.sleep.idle_after.0,
                 ttl: self.sleep.ttl.map(|span| span.0),
                 max_life: self.sleep.max_life.map(|span| span.0),
+                longest_life: self.tenants.max_life.map(|span| span.0),
                 cold_boot: self.sleep.cold_boot,
             },
             usage: lifecycle::UsageBounds { keep: self.usage.keep.0, rows: self.usage.rows },

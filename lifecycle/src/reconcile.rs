@@ -186,6 +186,7 @@ mod tests {
                 idle_after: Duration::ZERO,
                 ttl: None,
                 max_life: None,
+                longest_life: None,
                 cold_boot: ColdBoot::Allowed,
             },
             usage: crate::config::UsageBounds { keep: Duration::ZERO, rows: 0 },

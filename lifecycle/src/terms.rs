@@ -53,6 +53,8 @@ pub struct DefaultTerms {
     pub ttl: Option<Duration>,
     /// See [`WantedTerms::max_life`]; none: for ever.
     pub max_life: Option<Duration>,
+    /// The longest life that may be asked for, and that of whoever asks for none; none: any.
+    pub longest_life: Option<Duration>,
     /// See [`WantedTerms::cold_boot`].
     pub cold_boot: ColdBoot,
 }
@@ -66,6 +68,22 @@ impl WantedTerms {
         let spans =
             [("idle_after", self.idle_after), ("ttl", self.ttl), ("max_life", self.max_life)];
         spans.into_iter().filter_map(|(field, span)| Some((field, span?))).try_for_each(checked)
+    }
+
+    /// Refuses a longer life than may be asked for on this node.
+    pub(crate) fn checked_by(&self, node: &DefaultTerms) -> Result<(), Error> {
+        match (self.max_life, node.longest_life) {
+            (Some(life), Some(longest)) if life > longest => {
+                let given = format!("{}ms", life.as_millis());
+                let problem = "is longer than a sandbox of this node may live";
+                let fix = format!(
+                    "give {}s or less, as `tenants.max_life` says, or leave it out for that",
+                    longest.as_secs()
+                );
+                Err(Error::Invalid(Field::new("max_life", given, problem, &fix)))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -146,11 +164,12 @@ impl Terms {
             on_idle => on_idle,
         };
         let cold_boot = if can.boot { defaults.cold_boot } else { ColdBoot::Refused };
+        let max_life = wanted.max_life.or(defaults.max_life).or(defaults.longest_life);
         let mut terms = Self {
             on_idle: wanted.on_idle.unwrap_or(by_default),
             idle_after: millis(wanted.idle_after.unwrap_or(defaults.idle_after)),
             ttl: wanted.ttl.or(defaults.ttl).map(millis),
-            max_life: wanted.max_life.or(defaults.max_life).map(millis),
+            max_life: max_life.map(millis),
             cold_boot: wanted.cold_boot.unwrap_or(cold_boot),
             ..Self::none()
         };
@@ -225,6 +244,7 @@ mod tests {
         idle_after: Duration::from_secs(15),
         ttl: None,
         max_life: Some(Duration::from_secs(1000)),
+        longest_life: None,
         cold_boot: ColdBoot::Allowed,
     };
     const ALL: Can = Can { sleep: true, boot: true };

@@ -134,12 +134,20 @@ impl Config {
             ("sleep.idle_after", Some(self.sleep.idle_after)),
             ("sleep.ttl", self.sleep.ttl),
             ("sleep.max_life", self.sleep.max_life),
+            ("tenants.max_life", self.tenants.max_life),
         ];
         for (field, span) in spans {
             if let Some(span) = span.filter(|span| !WantedTerms::SPAN.contains(&span.0)) {
                 return Err(Problem::invalid(field, &span.to_string(), "is out of range")
                     .fix("use 1s to 3650d"));
             }
+        }
+        if let (Some(life), Some(longest)) = (self.sleep.max_life, self.tenants.max_life)
+            && life > longest
+        {
+            let problem = "is longer than `tenants.max_life`";
+            return Err(Problem::invalid("sleep.max_life", &life.to_string(), problem)
+                .fix(format!("use at most {longest}, or leave it out for that")));
         }
         Ok(())
     }

@@ -23,6 +23,7 @@ fn the_example_is_the_defaults_and_names_every_field() {
     let mut expected = Config::default();
     expected.api.listen = rest.api.listen;
     (expected.sleep.ttl, expected.sleep.max_life) = (rest.sleep.ttl, rest.sleep.max_life);
+    expected.tenants.max_life = rest.tenants.max_life;
     assert_eq!(rest, expected);
     for (name, value) in &defaults {
         let shown = given.get(name).unwrap_or_else(|| panic!("{name} is not in the example"));
@@ -66,6 +67,13 @@ fn a_bad_configuration_is_refused_with_field_value_line_and_fix() {
         ("[dns]\ntimeout = 5".into(), "dns.timeout", 2, "a string"),
         ("[dns]\ntimeout = \"0s\"".into(), "dns.timeout", 2, "1ms"),
         ("[dns]\nupstreams = [\"1.1.1.1\"]".into(), "dns.upstreams[0]", 2, "192.0.2.53:53"),
+        ("[tenants]\nmax_life = \"0s\"".into(), "tenants.max_life", 2, "1s to 3650d"),
+        (
+            "[tenants]\nmax_life = \"1d\"\n[sleep]\nmax_life = \"7d\"".into(),
+            "sleep.max_life",
+            4,
+            "use at most 1d",
+        ),
         ("[usage]\nkeep = \"5m\"".into(), "usage.keep", 2, "1h to 3650d"),
         ("[usage]\nrows = 10".into(), "usage.rows", 2, "1000 to"),
         ("[dns]\nattempts = 0".into(), "dns.attempts", 2, "1 to 10"),

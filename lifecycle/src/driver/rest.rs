@@ -341,6 +341,7 @@ mod tests {
             idle_after: after,
             ttl: None,
             max_life: None,
+            longest_life: None,
             cold_boot: ColdBoot::default(),
         };
         let terms =

@@ -133,6 +133,7 @@ impl Keeper {
             let fix = "leave it out, or use the driver `qemu`";
             return Err(Error::Invalid(Field::new("cold_boot", "allowed", problem, fix)));
         }
+        wanted.checked_by(&self.0.config.terms)?;
         if wanted.on_idle != Some(OnIdle::Standby) || self.0.hypervisors.can_sleep(driver) {
             return Ok(());
         }
