@@ -3,12 +3,12 @@
 //! away changes nothing, and a panic is the failure of what was being done.
 
 mod handle;
+mod heed;
 mod rest;
 mod settled;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fault::Point;
@@ -29,10 +29,10 @@ use crate::state::State;
 use crate::store::{Record, Store};
 use crate::usage::Tab;
 
-pub(crate) use crate::driver::handle::Handle;
+pub(crate) use crate::driver::handle::{End, Handle};
+pub(crate) use crate::driver::heed::LONGEST_LEASE;
 pub use crate::driver::rest::Call;
 pub(crate) use crate::driver::rest::{Calls, Reply, Rest, Shown};
-pub(crate) use crate::driver::settled::LONGEST_LEASE;
 
 /// How often a running process is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -58,10 +58,9 @@ pub(crate) struct Published {
     pub(crate) left: Option<String>,
 }
 
-/// Something is wanted of a sandbox.
+/// Something is wanted of a sandbox, other than its end.
 #[derive(Debug)]
 pub(crate) enum Verb {
-    Remove,
     /// It is to run, for whoever wants something of its guest.
     Wake(Reply),
     /// It is to sleep, until then if nobody wakes it.
@@ -82,8 +81,8 @@ pub(crate) struct Task {
     pub(crate) policies: Arc<Policies>,
     pub(crate) trail: Trail,
     pub(crate) verbs: mpsc::Receiver<Verb>,
-    /// Set by who wants it removed by force, before the wish is sent.
-    pub(crate) forced: Arc<AtomicBool>,
+    /// Changed by who wants it removed.
+    pub(crate) end: watch::Receiver<End>,
     pub(crate) published: watch::Sender<Published>,
     pub(crate) rest: Rest,
     pub(crate) tab: Tab,
@@ -113,10 +112,10 @@ impl Task {
     async fn travel(&mut self) {
         let began = Instant::now();
         loop {
-            self.heed_force();
-            while let Ok(verb) = self.verbs.try_recv() {
-                self.heed(verb).await;
+            if self.is_to_end() {
+                self.heed_end();
             }
+            self.heed_queued(None).await;
             self.turn_round();
             let Some(act) = self.machine.next() else {
                 if self.settle().await {
@@ -124,6 +123,9 @@ impl Task {
                 }
                 return;
             };
+            if !self.machine.takes_a_turn() {
+                self.rest.leave();
+            }
             self.publish(Some(act));
             tracing::debug!(sandbox = %self.record.name, doing = act.doing(), ms = began.elapsed().as_millis(), "act");
             // In the journal before the act: a daemon that dies now knows what may exist. Undoing
@@ -194,28 +196,18 @@ impl Task {
     /// Does it; none when somebody wanted the sandbox removed meanwhile.
     async fn perform(&mut self, act: Act) -> Option<Result<(), Error>> {
         let hears = self.machine.hears();
-        let (mut heard, mut listens) = (Vec::new(), act == Act::GreetAgent);
         let done = {
             let performing = self.acts.perform(act, &mut self.record, hears);
             tokio::pin!(performing);
-            loop {
-                tokio::select! {
-                    biased;
-                    done = &mut performing => break Some(done),
-                    // Only waiting for the guest is worth interrupting; all else is short and whole.
-                    verb = self.verbs.recv(), if listens => match verb {
-                        Some(Verb::Remove) => break None,
-                        Some(verb) => heard.push(verb),
-                        None => listens = false,
-                    },
-                }
+            tokio::select! {
+                biased;
+                done = &mut performing => Some(done),
+                // Only waiting for the guest is worth interrupting; all else is short and whole.
+                Ok(()) = self.end.changed(), if act == Act::GreetAgent => None,
             }
         };
-        for verb in heard {
-            self.heed(verb).await;
-        }
         if done.is_none() {
-            self.machine.remove();
+            self.heed_end();
         }
         done
     }
@@ -223,7 +215,7 @@ impl Task {
     /// An act failed; gives whether the journey goes on.
     async fn refused(&mut self, act: Act, error: Error) -> bool {
         tracing::warn!(sandbox = %self.record.name, doing = act.doing(), error = chain(&error), "act failed");
-        if act == Act::Unpause && self.acts.hypervisors().saved(&self.record).await.is_none() {
+        if act == Act::Unpause && self.acts.hypervisors().is_used_up(&self.record).await {
             self.record.saved = None;
             self.machine.used_up();
         }
@@ -263,15 +255,16 @@ impl Task {
         let over = Instant::now() + pause;
         loop {
             tokio::select! {
-                verb = self.verbs.recv() => {
-                    let Some(verb) = verb else { return false };
-                    let removed = matches!(verb, Verb::Remove);
-                    self.heed(verb).await;
-                    if removed {
-                        return true;
-                    }
+                biased;
+                Ok(()) = self.end.changed() => {
+                    self.heed_end();
+                    return true;
                 }
                 () = tokio::time::sleep_until(over) => return true,
+                verb = self.verbs.recv() => {
+                    let Some(verb) = verb else { return false };
+                    self.heed_queued(Some(verb)).await;
+                }
             }
         }
     }
@@ -337,17 +330,6 @@ impl Task {
         });
     }
 
-    /// Takes up that it is to be removed by force, whatever has failed until now.
-    fn heed_force(&mut self) {
-        if self.forced.load(Ordering::Acquire) && !self.machine.is_forced() {
-            self.machine.force();
-            self.published.send_modify(|seen| {
-                seen.forced = true;
-                seen.error = None;
-            });
-        }
-    }
-
     /// Rests where the machine has arrived; gives whether the journey goes on.
     async fn settle(&mut self) -> bool {
         let state = self.machine.state();
@@ -357,7 +339,9 @@ impl Task {
                 let process = self.machine.left() == Left::Process;
                 let forgotten = self.policies.forget(&self.record, process).await;
                 let Err(error) = forgotten else { break };
-                self.heed_force();
+                if self.is_to_end() {
+                    self.heed_end();
+                }
                 self.unnoted(&error);
                 self.published.send_modify(|seen| {
                     seen.state = State::Deleting;

@@ -13,7 +13,6 @@ mod writes;
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use egress::{GuestStream, Router};
@@ -26,7 +25,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::acts::{Acts, Hypervisors};
 use crate::config::Config;
-use crate::driver::{Call, Handle, Published, Rest, Task, Verb};
+use crate::driver::{Call, End, Handle, Published, Rest, Task};
 use crate::error::{Error, Field};
 use crate::machine::{Left, Machine};
 use crate::policies::Policies;
@@ -179,7 +178,6 @@ impl Keeper {
     /// what of it is left, in words. The slot of a guest that may be there is nobody's.
     pub async fn force(&self, found: &Found, actor: &Actor) -> Result<Option<String>, Error> {
         self.0.trail.record(self.control(found.record(), actor, "sandbox remove by force"));
-        found.handle().forced.store(true, Ordering::Release);
         ask_to_go(found, true).await
     }
 
@@ -274,12 +272,12 @@ impl Keeper {
             policy.clone(),
         );
         let tab = shared.ledger.tab(&record, machine.state(), acts.kept_in(&record));
-        let (forced, booted) = (Arc::<AtomicBool>::default(), record.cold.boots);
+        let ((end, to_end), booted) = (watch::channel(End::default()), record.cold.boots);
         let handle = Handle {
             record: record.clone(),
             policy,
             verbs,
-            forced: Arc::clone(&forced),
+            end,
             published: seen,
             calls: rest.calls.clone(),
             shown: Arc::clone(&rest.shown),
@@ -294,7 +292,7 @@ impl Keeper {
             policies: shared.policies.clone(),
             trail: shared.trail.clone(),
             verbs: inbox,
-            forced,
+            end: to_end,
             published,
             rest,
             tab,
@@ -328,8 +326,7 @@ impl Keeper {
 /// Asks for the end of a sandbox and waits for it, or for why it has to be waited for. Gives what is left.
 async fn ask_to_go(found: &Found, forced: bool) -> Result<Option<String>, Error> {
     let mut handle = found.handle().clone();
-    // A driver that has ended has nothing left to remove.
-    let _ = handle.verbs.send(Verb::Remove).await;
+    handle.remove(forced);
     loop {
         let seen = handle.published.borrow_and_update().clone();
         match (seen.state, seen.error) {

@@ -327,7 +327,10 @@ impl Machine {
 
     /// Somebody wants it removed.
     pub(crate) const fn remove(&mut self) {
-        self.turn(Goal::Remove);
+        // Who wants it again begins no count of tries anew.
+        if !matches!(self.goal, Goal::Remove) {
+            self.turn(Goal::Remove);
+        }
     }
 
     /// Somebody wants it removed although its process may stay: that is tried to be ended once more at
@@ -426,6 +429,12 @@ impl Machine {
     /// Whether nothing of it is left but its disk.
     pub(crate) const fn is_cold(&self) -> bool {
         self.made.cold
+    }
+
+    /// Whether it is being woken, and nothing of it runs yet: so long it has its turn among those that are.
+    pub(crate) const fn takes_a_turn(&self) -> bool {
+        let made = &self.made;
+        matches!(self.goal, Goal::Run) && (made.saved || made.cold && !(made.fresh && made.process))
     }
 
     /// Whether it runs, and nothing is left to do.

@@ -164,10 +164,9 @@ mod tests {
     use crate::config::{Config, Quota};
     use crate::terms::{DefaultTerms, OnIdle, Terms};
 
-    #[tokio::test]
-    async fn a_sandbox_whose_microvm_ended_meanwhile_has_failed_with_a_reason() {
-        let hypervisors = Hypervisors::new(&Arc::new(Config {
-            state_dir: "/nonexistent".into(),
+    fn hypervisors(state_dir: &std::path::Path) -> Hypervisors {
+        Hypervisors::new(&Arc::new(Config {
+            state_dir: state_dir.to_owned(),
             memory_dir: "/nonexistent".into(),
             run_dir: "/nonexistent".into(),
             image_dir: "/nonexistent".into(),
@@ -192,8 +191,11 @@ mod tests {
             usage: crate::config::UsageBounds { keep: Duration::ZERO, rows: 0 },
             wakes: 1,
             wake_deadline: Duration::ZERO,
-        }));
-        let mut record = Record {
+        }))
+    }
+
+    fn record(state: State) -> Record {
+        Record {
             name: "demo".parse().unwrap(),
             tenant: "default".parse().unwrap(),
             driver: Driver::Qemu,
@@ -202,7 +204,7 @@ mod tests {
             memory_mib: 256,
             vcpus: 1,
             disk: None,
-            state: State::Running,
+            state,
             reason: None,
             process: None,
             created: Some(SystemTime::UNIX_EPOCH),
@@ -210,11 +212,50 @@ mod tests {
             saved: None,
             cold: Cold::default(),
             night: Night::default(),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_whose_microvm_ended_meanwhile_has_failed_with_a_reason() {
+        let (hypervisors, mut record) =
+            (hypervisors("/nonexistent".as_ref()), record(State::Running));
         let machine = judge(&hypervisors, &mut record).await;
         assert_eq!(machine.state(), State::Failed);
         assert!(record.reason.is_some());
     }
+
+    /// Promise 63.
+    #[tokio::test]
+    async fn a_saved_state_that_cannot_be_read_now_leaves_its_sandbox_asleep() {
+        let dir = tempfile::tempdir().unwrap();
+        let hypervisors = hypervisors(dir.path());
+        let state = dir.path().join("sandboxes/demo/state");
+        // A folder in its place is opened, and not read.
+        std::fs::create_dir_all(&state).unwrap();
+        let saved = serde_json::json!({ "driver": "qemu", "state": state, "state_bytes": 9, "digest": "ab" });
+        let saved: vmm::Saved = serde_json::from_value(saved).unwrap();
+        for (was, noted, is) in [
+            (State::Standby, true, State::Standby),
+            (State::Resuming, true, State::Standby),
+            // Nothing says what was saved.
+            (State::Saving, false, State::Failed),
+        ] {
+            let noted = noted.then(|| saved.clone());
+            let mut record = Record { saved: noted.clone(), ..record(was) };
+            let machine = judge(&hypervisors, &mut record).await;
+            assert_eq!((machine.state(), machine.is_cold(), &record.saved), (is, false, &noted));
+            assert!(!hypervisors.is_used_up(&record).await, "nothing has run from it");
+        }
+        std::fs::remove_dir(&state).unwrap();
+        let mut record = Record { saved: Some(saved), ..record(State::Standby) };
+        assert!(hypervisors.is_used_up(&record).await, "the control");
+        assert_eq!(judge(&hypervisors, &mut record).await.state(), State::Failed);
+        std::fs::write(&state, "torn").unwrap();
+        assert!(!hypervisors.is_used_up(&record).await, "of no use, and not used");
+        record.state = State::Standby;
+        assert_eq!(judge(&hypervisors, &mut record).await.state(), State::Failed);
+    }
+
     fn process(boot: &str) -> vmm::Process {
         let host = serde_json::json!({
             "pid": 1, "start_time": 1, "boot_id": boot, "groups": [],

@@ -3,6 +3,7 @@
 
 mod crowds;
 mod description;
+mod greedy;
 mod refusals;
 mod rest;
 mod untimely;

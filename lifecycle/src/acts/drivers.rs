@@ -19,6 +19,9 @@ use crate::store::Record;
 /// Memories of sleeping guests that are written to the disk at once: each holds a thread as long as that
 /// takes, and all share the disk with the journal.
 const WRITE_BACKS: usize = 2;
+/// How often a saved state that cannot be read is tried again, and after which pause.
+const READS: usize = 3;
+const READ_AGAIN: Duration = Duration::from_millis(100);
 
 /// The drivers of this node.
 #[derive(Debug)]
@@ -135,15 +138,24 @@ impl Hypervisors {
     }
 
     /// Looks for what an earlier daemon left of a sandbox that it was saving or waking, or that slept.
-    /// Files that cannot be read are as good as none.
     pub(crate) async fn find(&self, record: &Record) -> Found {
         match record.driver {
             Driver::Qemu => {
                 let machine = describe(&self.config, record);
                 let noted = record.process.clone().filter(|process| self.qemu.is_running(process));
                 let process = noted.or_else(|| self.qemu.find(&machine));
-                match self.qemu.saved(&machine).await {
+                match self.looked_for(&machine).await {
                     Ok(saved) => Found { process, saved, damage: None },
+                    // What the journal has of it is enough to leave it asleep, as long as the file is there.
+                    Err(error)
+                        if !matches!(error, vmm::Error::Unusable { .. })
+                            && record.saved.is_some()
+                            && tokio::fs::try_exists(&machine.state).await.unwrap_or(true) =>
+                    {
+                        let (name, error) = (&record.name, crate::error::chain(&error));
+                        tracing::error!(sandbox = %name, error, "what was saved is left for later");
+                        Found { process, saved: record.saved.clone(), damage: None }
+                    }
                     Err(error) => {
                         let full = crate::error::chain(&error);
                         let damage = Reason::told_as(full, "what was saved of it is damaged");
@@ -170,11 +182,27 @@ impl Hypervisors {
             && tokio::fs::try_exists(&describe(&self.config, record).disk).await.unwrap_or(false)
     }
 
-    /// What a sandbox was saved as, if that was not used up.
-    pub(crate) async fn saved(&self, record: &Record) -> Option<vmm::Saved> {
+    /// Whether what a sandbox was saved as was used up. What cannot be read now is there, and nothing has run
+    /// from it.
+    pub(crate) async fn is_used_up(&self, record: &Record) -> bool {
         match record.driver {
-            Driver::Qemu => self.qemu.saved(&describe(&self.config, record)).await.ok().flatten(),
-            Driver::External => record.saved.clone(),
+            Driver::Qemu => {
+                matches!(self.qemu.saved(&describe(&self.config, record)).await, Ok(None))
+            }
+            Driver::External => record.saved.is_none(),
         }
+    }
+
+    /// What a machine was saved as; tried again where the file only cannot be read now.
+    async fn looked_for(&self, machine: &vmm::Machine) -> Result<Option<vmm::Saved>, vmm::Error> {
+        let mut found = self.qemu.saved(machine).await;
+        for _ in 0..READS {
+            if matches!(found, Ok(_) | Err(vmm::Error::Unusable { .. })) {
+                break;
+            }
+            tokio::time::sleep(READ_AGAIN).await;
+            found = self.qemu.saved(machine).await;
+        }
+        found
     }
 }

@@ -1,7 +1,6 @@
 //! What others have of a sandbox's driver: how to reach it, and what it shows of the sandbox. Changes nothing.
 
 use std::net::IpAddr;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use policy::{PolicyHandle, PolicyMode};
@@ -20,13 +19,25 @@ pub(crate) struct Handle {
     pub(crate) record: Record,
     pub(crate) policy: PolicyHandle,
     pub(crate) verbs: mpsc::Sender<Verb>,
-    pub(crate) forced: Arc<AtomicBool>,
+    pub(crate) end: watch::Sender<End>,
     pub(crate) published: watch::Receiver<Published>,
     pub(crate) calls: Calls,
     pub(crate) shown: Arc<Mutex<Shown>>,
 }
 
+/// That a sandbox is to be removed: not a verb, since whoever fills the queue of those would keep it out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct End {
+    /// By force; it stays so.
+    pub(crate) forced: bool,
+}
+
 impl Handle {
+    /// Asks for its end.
+    pub(crate) fn remove(&self, forced: bool) {
+        self.end.send_modify(|end| end.forced |= forced);
+    }
+
     pub(crate) fn view(&self, netns: &str, egress: &[IpAddr]) -> Sandbox {
         let seen = self.published.borrow().clone();
         let record = &self.record;

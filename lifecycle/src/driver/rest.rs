@@ -274,6 +274,11 @@ impl Rest {
         (self.place, self.wanted) = (None, None);
     }
 
+    /// It is not being woken, or its guest runs by now: others' turns come, wherever it gets to.
+    pub(crate) fn leave(&mut self) {
+        (self.place, self.turn) = (None, None);
+    }
+
     /// It runs.
     pub(crate) fn runs(&mut self, woken: bool) {
         (self.turn, self.wanted, self.again, self.pause) = (None, None, None, AGAIN);

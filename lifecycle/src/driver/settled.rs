@@ -1,21 +1,18 @@
 //! A sandbox that has arrived: what is looked at while it runs or sleeps, what wakes it and what puts it to
-//! sleep, and what verbs mean where it is.
+//! sleep, and what is shown of it then.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use fault::Point;
 use policy::audit::Outcome;
 use tokio::time::Instant;
 
-use crate::driver::rest::{Due, Reply};
-use crate::driver::{LOOK, Task, Verb};
-use crate::error::{Error, Field};
+use crate::driver::rest::Due;
+use crate::driver::{LOOK, Task};
 use crate::machine::Left;
-use crate::night::{Alarm, Night};
+use crate::night::Night;
 use crate::sandbox::Driver;
 use crate::state::State;
-use crate::terms::{Terms, Uptime};
 
 impl Task {
     /// Rests until something is wanted or happens; gives whether the journey goes on.
@@ -57,9 +54,10 @@ impl Task {
         let mut look = tokio::time::interval(LOOK);
         while self.machine.next().is_none() {
             tokio::select! {
+                Ok(()) = self.end.changed() => self.heed_end(),
                 verb = self.verbs.recv() => {
                     let Some(verb) = verb else { return false };
-                    self.heed(verb).await;
+                    self.heed_queued(Some(verb)).await;
                 }
                 _ = look.tick() => {
                     if state == State::Standby {
@@ -135,7 +133,7 @@ impl Task {
         self.rest.look(bytes, processor)
     }
 
-    fn begin_to_sleep(&mut self) {
+    pub(super) fn begin_to_sleep(&mut self) {
         self.forget_error();
         self.machine.sleep();
         // Whoever calls from here on sees that it is not running, and asks for it; whoever called before is
@@ -170,92 +168,8 @@ impl Task {
         self.published.send_modify(|seen| seen.error = None);
     }
 
-    /// Takes up what is wanted.
-    pub(super) async fn heed(&mut self, verb: Verb) {
-        match verb {
-            Verb::Remove => {
-                if self.machine.state() != State::Deleting {
-                    // Who removes it is told of nothing else.
-                    self.published.send_modify(|seen| seen.error = None);
-                }
-                self.machine.remove();
-            }
-            Verb::Wake(reply) => match self.machine.state() {
-                State::Running if self.machine.is_up() => _ = reply.send(Ok(())),
-                State::Failed | State::Deleting | State::Gone => self.refuse(reply),
-                _ => {
-                    let (name, state) = (self.record.name.clone(), self.machine.state().as_str());
-                    let problem = "somebody wants something of it".to_owned();
-                    self.rest.wake(reply, || Error::WrongState {
-                        name: name.clone(),
-                        state,
-                        problem: problem.clone(),
-                    });
-                }
-            },
-            Verb::Standby(alarm, reply) => match self.machine.state() {
-                _ if !self.acts.hypervisors().can_sleep(self.record.driver) => {
-                    let problem = "its driver cannot be put to sleep on this node";
-                    let _ = reply.send(Err(Arc::new(self.not_now(problem))));
-                }
-                State::Standby if self.machine.next().is_none() => {
-                    let set = self.set_alarm(alarm).await;
-                    let _ = reply.send(set.map_err(Arc::new));
-                }
-                State::Failed | State::Deleting | State::Gone => self.refuse(reply),
-                _ => {
-                    // In the journal before it falls asleep.
-                    self.rest.set_alarm(alarm.as_ref());
-                    self.record.night.alarm = alarm;
-                    self.rest.sleep(reply);
-                    if self.machine.is_up() {
-                        self.begin_to_sleep();
-                    }
-                }
-            },
-            Verb::KeepAwake(span, reply) => {
-                let mut terms = self.rest.terms.clone();
-                terms.keep_awake(span, &Uptime::now());
-                self.agree(terms, reply).await;
-            }
-            Verb::Renew(ttl, reply) => {
-                let mut terms = self.rest.terms.clone();
-                if ttl.is_none() && !terms.is_limited() {
-                    let fix = "give the span it is to live from now on";
-                    let field = Field::new("ttl", "", "is missing, and it has none", fix);
-                    let _ = reply.send(Err(Arc::new(Error::Invalid(field))));
-                    return;
-                }
-                terms.renew(ttl, &Uptime::now());
-                self.agree(terms, reply).await;
-            }
-        }
-    }
-
-    /// Journals when one that sleeps is to be woken before that holds.
-    async fn set_alarm(&mut self, alarm: Option<Alarm>) -> Result<(), Error> {
-        let before = std::mem::replace(&mut self.record.night.alarm, alarm);
-        let noted = self.note().await;
-        if noted.is_err() {
-            self.record.night.alarm = before;
-        }
-        self.rest.set_alarm(self.record.night.alarm.as_ref());
-        self.look_again();
-        noted
-    }
-
-    /// Journals other terms before they hold.
-    async fn agree(&mut self, terms: Terms, reply: Reply) {
-        let agreed = self.store.agree(&self.record.name, terms.clone()).await;
-        if agreed.is_ok() {
-            self.rest.agreed(terms);
-            self.look_again();
-        }
-        let _ = reply.send(agreed.map_err(Arc::new));
-    }
-
     /// What is shown follows what was agreed at once.
-    fn look_again(&mut self) {
+    pub(super) fn look_again(&mut self) {
         if self.machine.is_up() {
             self.look_at_work();
         } else {
@@ -281,19 +195,4 @@ impl Task {
             )),
         }
     }
-
-    fn refuse(&self, reply: Reply) {
-        let _ = reply.send(Err(Arc::new(self.not_now("it cannot sleep or wake"))));
-    }
-
-    fn not_now(&self, problem: &str) -> Error {
-        Error::WrongState {
-            name: self.record.name.clone(),
-            state: self.machine.state().as_str(),
-            problem: problem.to_owned(),
-        }
-    }
 }
-
-/// The longest that one lease keeps a sandbox awake.
-pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(86_400);

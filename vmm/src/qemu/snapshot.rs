@@ -117,6 +117,9 @@ pub(super) fn open(path: &Path) -> Result<Option<Whole>, Error> {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             return Err(unusable("is cut short".to_owned()));
         }
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            return Err(unusable(format!("is damaged: its {error}")));
+        }
         read => read.map_err(|source| file("read", path, source))?,
     };
     let head = decode(&head).map_err(unusable)?;
@@ -155,7 +158,8 @@ fn sum(mut state: &File) -> io::Result<(u64, String)> {
     let bytes = state.metadata()?.len().checked_sub(HEAD as u64);
     let bytes = bytes.ok_or(io::ErrorKind::UnexpectedEof)?;
     if bytes > MOST {
-        return Err(io::Error::other(format!("{bytes} bytes are more than devices can have")));
+        let problem = format!("{bytes} bytes are more than devices can have");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
     }
     state.seek(SeekFrom::Start(HEAD as u64))?;
     let (mut sum, mut portion, mut seen) = (Sha256::new(), vec![0; 64 << 10], 0);
