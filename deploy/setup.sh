@@ -59,6 +59,11 @@ fi
 
 if [ "$1" = test ]; then
   command -v cargo-deny >/dev/null || { say "installing cargo-deny"; cargo install -q --locked cargo-deny@0.20.2; }
+  # A server that speaks S3.
+  command -v moto_server >/dev/null || {
+    say "installing moto"
+    pip3 install -q --break-system-packages --root-user-action=ignore 'moto[server]==5.2.1'
+  }
   command -v cargo-fuzz >/dev/null || { say "installing cargo-fuzz"; cargo install -q --locked cargo-fuzz@0.13.2; }
 fi
 say "ready"

@@ -128,6 +128,7 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(sandboxes::show, sandboxes::remove))
         .routes(routes!(sandboxes::exec))
         .routes(routes!(rest::standby))
+        .routes(routes!(rest::suspend))
         .routes(routes!(rest::resume))
         .routes(routes!(rest::keep_awake))
         .routes(routes!(rest::renew))

@@ -73,9 +73,10 @@ async fn guarded(
     let router = egress::Router::start(config.router(), resolver, own.clone(), trail.clone())
         .await
         .map_err(|e| Error::Router(e.into()))?;
-    let keeper = Keeper::open(config.keeper(sources), router.clone(), trail.clone())
-        .await
-        .map_err(|e| Error::Keeper(e.into()))?;
+    let keeper =
+        Keeper::open(config.keeper(sources, config.store()?), router.clone(), trail.clone())
+            .await
+            .map_err(|e| Error::Keeper(e.into()))?;
 
     let stop = CancellationToken::new();
     let api = Api::new(config, keeper.clone(), router.clone(), audit.clone(), stop.clone());

@@ -100,6 +100,8 @@ enum Errand {
     Exec(exec::Exec),
     /// Put a sandbox to sleep; whoever wants something of it wakes it.
     Standby(rest::Standby),
+    /// Put a sandbox to sleep and into the object store.
+    Suspend(rest::Suspend),
     /// Wake a sandbox.
     Resume(rest::Resume),
     /// Keep a sandbox awake for a time.
@@ -160,6 +162,7 @@ impl Errand {
             Self::Rm(remove) => remove.run(client, screen).await?,
             Self::Exec(exec) => return exec.run(client).await,
             Self::Standby(standby) => standby.run(client, screen).await?,
+            Self::Suspend(suspend) => suspend.run(client, screen).await?,
             Self::Resume(resume) => resume.run(client, screen).await?,
             Self::KeepAwake(keep) => keep.run(client, screen).await?,
             Self::Renew(renew) => renew.run(client, screen).await?,
@@ -235,6 +238,7 @@ mod tests {
             "postern standby demo",
             "postern standby demo --wake-at 2026-12-01T07:00:00Z",
             "postern standby demo --wake-in 8h --json",
+            "postern suspend demo",
             "postern resume demo --json",
             "postern keep-awake demo --for 10m",
             "postern renew demo",

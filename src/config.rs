@@ -4,6 +4,7 @@
 //! their digests only.
 
 mod check;
+mod parts;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -68,6 +69,8 @@ section! {
         external: External = External::default(),
         /// How long sandboxes live, and what becomes of idle ones.
         sleep: Sleep = Sleep::default(),
+        /// Where sandboxes are put that sleep for long.
+        store: Store = Store::default(),
         /// The record of every decision.
         audit: Audit = Audit::default(),
         /// What sandboxes have used, for who pays.
@@ -243,7 +246,7 @@ section! {
 section! {
     /// How long sandboxes live and what becomes of idle ones, where their creation says nothing else.
     Sleep {
-        /// What becomes of an idle sandbox: `standby`, `delete` or `never`. One whose driver cannot be put
+        /// What becomes of an idle sandbox: `standby`, `suspend`, `delete` or `never`. One whose driver cannot be put
         /// to sleep is not, by default.
         on_idle: OnIdle = OnIdle::Standby,
         /// How long nothing may go on before a sandbox is idle.
@@ -260,6 +263,18 @@ section! {
         wakes: usize = 4,
         /// How long whoever wants something of a sandbox that sleeps waits for it.
         wake_timeout: Span = Span::seconds(30),
+    }
+}
+
+section! {
+    /// The object store that suspended sandboxes are in.
+    Store {
+        /// `s3://bucket/prefix`, with region and credentials as in the environment of other S3 clients
+        /// (`AWS_REGION`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT`); empty: the folder
+        /// `store` in `state_dir`.
+        url: String = String::new(),
+        /// File with more of these, `NAME=value` a line, which go before the environment's; empty: none.
+        credentials: PathBuf = PathBuf::new(),
     }
 }
 
@@ -333,98 +348,6 @@ impl Config {
         })?;
         Ok(config)
     }
-
-    /// The resolver's part of it.
-    #[must_use]
-    pub fn resolver(&self) -> dns::ResolverConfig {
-        dns::ResolverConfig {
-            upstreams: self.dns.upstreams.clone(),
-            timeout: self.dns.timeout.0,
-            attempts: self.dns.attempts,
-            cache_entries: self.dns.cache_entries,
-        }
-    }
-
-    /// The router's part of it.
-    #[must_use]
-    pub fn router(&self) -> egress::Config {
-        egress::Config {
-            netns: self.guests.netns.clone(),
-            divert_port: self.guests.divert_port,
-            nflog_group: self.guests.nflog_group,
-            slots: self.guests.sandboxes,
-            limits: egress::Limits {
-                flows: self.guests.flows,
-                packets: self.guests.packets,
-                bytes: (self.guests.bandwidth > Size(0)).then_some(self.guests.bandwidth.0),
-                udp_sessions: self.guests.udp_sessions,
-                udp_idle: self.guests.udp_idle.0,
-                ..egress::Limits::default()
-            },
-            names: dns::Names {
-                burst: u32::try_from(self.dns.wildcard_burst.0).unwrap_or(u32::MAX),
-                rate: u32::try_from(self.dns.wildcard_rate.0).unwrap_or(u32::MAX),
-            },
-            look: self.guests.fence_look.0,
-        }
-    }
-
-    /// The keeper's part of it, with the addresses traffic leaves from.
-    #[must_use]
-    pub fn keeper(&self, egress: Vec<IpAddr>) -> lifecycle::Config {
-        lifecycle::Config {
-            state_dir: self.state_dir.clone(),
-            memory_dir: match self.memory_dir.as_os_str().is_empty() {
-                true => self.state_dir.clone(),
-                false => self.memory_dir.clone(),
-            },
-            run_dir: self.run_dir.clone(),
-            image_dir: self.qemu.image.clone(),
-            qemu: self.qemu.binary.clone(),
-            netns: self.guests.netns.clone(),
-            egress,
-            slots: self.guests.sandboxes,
-            quota: lifecycle::Quota {
-                sandboxes: match self.tenants.sandboxes {
-                    0 => u16::MAX,
-                    limit => limit,
-                },
-                memory_mib: bounded(self.tenants.memory.0) >> 20,
-                vcpus: bounded(u64::from(self.tenants.vcpus)),
-                disk: bounded(self.tenants.disk.0),
-            },
-            state_reserve: self.limits.state_reserve.0,
-            hold_down: self.guests.slot_rest.0,
-            boot_deadline: self.qemu.boot_timeout.0,
-            uid_base: self.qemu.uid_base,
-            terms: lifecycle::DefaultTerms {
-                on_idle: self.sleep.on_idle,
-                idle_after: self.sleep.idle_after.0,
-                ttl: self.sleep.ttl.map(|span| span.0),
-                max_life: self.sleep.max_life.map(|span| span.0),
-                longest_life: self.tenants.max_life.map(|span| span.0),
-                cold_boot: self.sleep.cold_boot,
-            },
-            usage: lifecycle::UsageBounds { keep: self.usage.keep.0, rows: self.usage.rows },
-            wakes: self.sleep.wakes,
-            wake_deadline: self.sleep.wake_timeout.0,
-            hooks: vmm::Hooks {
-                on_create: self.external.on_create.clone(),
-                on_remove: self.external.on_remove.clone(),
-                on_standby: self.external.on_standby.clone(),
-                on_resume: self.external.on_resume.clone(),
-                limit: self.external.timeout.0,
-            },
-        }
-    }
-}
-
-/// A bound where there is one: 0 stands for none.
-const fn bounded(limit: u64) -> u64 {
-    match limit {
-        0 => u64::MAX,
-        limit => limit,
-    }
 }
 
 /// Shows nothing of what may be a token, written where its digest belongs.
@@ -433,6 +356,15 @@ fn without_secret(problem: Problem) -> Problem {
     let of_a_token =
         field.starts_with("api.token") && !field.ends_with(".name") && !field.ends_with(".tenant");
     if field.is_empty() || of_a_token { Problem { value: None, ..problem } } else { problem }
+}
+
+/// What S3 clients look for in the environment.
+pub(crate) fn store_options() -> Vec<(String, String)> {
+    let plain = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        let name = name.into_string().ok().filter(|name| name.starts_with("AWS_"))?;
+        Some((name, value.into_string().ok()?))
+    };
+    std::env::vars_os().filter_map(plain).collect()
 }
 
 /// The file by which tests make the daemon die or panic at a step; builds for use ignore it.

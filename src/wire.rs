@@ -49,6 +49,8 @@ pub enum Driver {
 pub enum OnIdle {
     /// It is put to sleep, and woken by whoever wants something of it.
     Standby,
+    /// The same, and it is put into the object store then.
+    Suspend,
     /// It is removed.
     Delete,
     /// Nothing.
@@ -181,7 +183,8 @@ pub struct Sandbox {
     /// Whose it is.
     #[schema(value_type = String)]
     pub tenant: TenantName,
-    /// `creating`, `running`, `saving`, `standby`, `resuming`, `failed` or `deleting`.
+    /// `creating`, `running`, `saving`, `standby`, `suspending`, `suspended`, `resuming`, `failed` or
+    /// `deleting`.
     #[schema(example = "running")]
     pub state: String,
     /// Why it failed, or could not be put to sleep or woken, if so: the operator is told all of it, others

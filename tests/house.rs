@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 
 /// A room, its folder, and the rooms it may name. Top-down: each row names only rows below it.
 const HOUSE: &[(&str, &str, &[&str])] = &[
-    ("postern", ".", &["lifecycle", "egress", "dns", "vmm", "agent", "policy", "fault"]),
-    ("lifecycle", "lifecycle", &["egress", "dns", "vmm", "agent", "policy", "fault"]),
+    ("postern", ".", &["lifecycle", "egress", "dns", "vmm", "vault", "agent", "policy", "fault"]),
+    ("lifecycle", "lifecycle", &["egress", "dns", "vmm", "vault", "agent", "policy", "fault"]),
     ("egress", "egress", &["dns", "policy", "fault"]),
     ("dns", "dns", &["policy", "fault"]),
     ("vmm", "vmm", &["policy", "fault"]),
+    ("vault", "vault", &["fault"]),
     ("agent", "agent", &[]),
     ("policy", "policy", &[]),
     ("fault", "fault", &[]),

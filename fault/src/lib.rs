@@ -31,6 +31,10 @@ pub enum On {
     Boot,
     /// The same, of one that slept while its daemon died.
     ResumeAfterDeath,
+    /// A sandbox that sleeps is put into the store.
+    Suspend,
+    /// It is got back from there.
+    Fetch,
     /// A policy is written.
     Policy,
     /// Records are written to the audit.
@@ -123,6 +127,18 @@ points! {
     GuestRefreshed Resume,
     ToBeginAnew Boot,
     BegunAnew Boot,
+    GuestToStore Suspend,
+    FileStored Suspend,
+    ListStored Suspend,
+    GuestStored Suspend,
+    LocalToDrop Suspend,
+    LocalDropped Suspend,
+    GuestToFetch Fetch,
+    FileFetched Fetch,
+    FetchedNamed Fetch,
+    FetchNoted Fetch,
+    GuestFetched Fetch,
+    ListForgotten Fetch,
     ProcessToStop Remove,
     QemuKilled RemoveQemu,
     ProcessStopped Remove,

@@ -82,8 +82,9 @@ impl Acts {
             Act::Rebuild => self.router.rebuild(record.slot).await.map(drop).map_err(boxed),
             Act::TellEnds => self.tell_ends(record).await,
             Act::Unpause => self.unpause(record).await,
-            // Noted by who performs it, and nothing else.
-            Act::BeginAnew => Ok(()),
+            Act::DropLocal => self.hypervisors.drop_local(record).await.map_err(boxed),
+            // Not of what is here: the driver does these.
+            Act::BeginAnew | Act::Store | Act::Fetch => Ok(()),
             Act::Refresh => self.refresh(record).await,
             Act::Release => self.router.release(record.slot).await.map_err(boxed),
             Act::Discard => self.discard(record).await,

@@ -43,6 +43,8 @@ pub struct Config {
     pub wakes: usize,
     /// How long whoever wants something of a sandbox that sleeps waits for it.
     pub wake_deadline: Duration,
+    /// Where sandboxes are put that sleep for long.
+    pub store: vault::Location,
     /// The operator's hooks for sandboxes of the driver `external`.
     pub hooks: vmm::external::Hooks,
 }

@@ -6,6 +6,7 @@ mod handle;
 mod heed;
 mod rest;
 mod settled;
+mod stored;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use policy::audit::{Kind, Outcome};
 use policy::{AuditRecord, Trail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use vault::Vault;
 
 use crate::acts::Acts;
 use crate::cold::Cold;
@@ -65,6 +67,8 @@ pub(crate) enum Verb {
     Wake(Reply),
     /// It is to sleep, until then if nobody wakes it.
     Standby(Option<Alarm>, Reply),
+    /// The same, and into the store.
+    Suspend(Reply),
     /// It is to be awake for so long.
     KeepAwake(Duration, Reply),
     /// It is to live so long from now, or as long as it was given.
@@ -78,6 +82,7 @@ pub(crate) struct Task {
     pub(crate) machine: Machine,
     pub(crate) acts: Acts,
     pub(crate) store: Store,
+    pub(crate) vault: Vault,
     pub(crate) policies: Arc<Policies>,
     pub(crate) trail: Trail,
     pub(crate) verbs: mpsc::Receiver<Verb>,
@@ -152,6 +157,8 @@ impl Task {
             fault::at(before);
             let done = match act {
                 Act::BeginAnew => Some(self.begin_anew().await),
+                Act::Store => self.store_away().await,
+                Act::Fetch => self.fetch().await,
                 _ => self.perform(act).await,
             };
             let Some(done) = done else { continue };
@@ -160,6 +167,9 @@ impl Task {
                 Ok(()) => {
                     if act == Act::GreetAgent && self.machine.is_cold() {
                         self.record.cold.done();
+                    }
+                    if let (Act::RemoveFiles, Some(stored)) = (act, &self.record.stored) {
+                        self.forget_key(stored.key.clone());
                     }
                     self.machine.done(act);
                 }
@@ -229,6 +239,9 @@ impl Task {
             if self.cool(&error).await {
                 return true;
             }
+            self.machine.lost();
+        } else if act == Act::Fetch && error.is_missing() {
+            // There is no way back: its disk was there, too.
             self.machine.lost();
         } else if greeted && act.needs_its_process() && !self.acts.is_running(&self.record) {
             self.machine.process_gone();

@@ -201,6 +201,9 @@ pub enum Error {
         #[source]
         source: Box<egress::Error>,
     },
+    /// The object store for sandboxes that sleep for long.
+    #[error(transparent)]
+    Vault(#[from] vault::Error),
     /// What ended a journey that several callers may wait for.
     #[error(transparent)]
     Shared(std::sync::Arc<Self>),
@@ -219,6 +222,12 @@ impl Error {
             if matches!(source.downcast_ref(), Some(vmm::Error::Unusable { .. })))
     }
 
+    /// Whether the object store has it no more.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Step { source, .. }
+            if source.downcast_ref().is_some_and(vault::Error::is_missing))
+    }
+
     /// Whether trying again cannot help: a tap that is gone does not come back to what held it.
     pub(crate) fn is_lasting(&self) -> bool {
         matches!(self, Self::Step { source, .. }
@@ -235,6 +244,7 @@ impl Error {
             Self::Store { doing, .. } => format!("{doing} failed: the node's store was of no use"),
             Self::NoRoom { doing, .. } => format!("{doing} failed: the node's store is full"),
             Self::Row { .. } => "the node's store has a row that cannot be read".to_owned(),
+            Self::Vault(_) => "the node's object store could not be used".to_owned(),
             Self::NoImage(_) => "needs the guest image, which this node has not".to_owned(),
             Self::Boot { problem, .. } => problem.clone(),
             Self::Reserve { .. } => {
@@ -271,6 +281,7 @@ impl Error {
             | Self::Store { .. }
             | Self::NoImage(_)
             | Self::Boot { .. }
+            | Self::Vault(_)
             | Self::Reserve { .. }
             | Self::Agent { .. }
             | Self::Port { .. }
@@ -286,7 +297,13 @@ fn kind(source: &(dyn std::error::Error + 'static)) -> String {
     if let Some(own) = source.downcast_ref::<Error>() {
         return own.told();
     }
+    let stored = source.downcast_ref::<vault::Error>();
     let kind = match source.downcast_ref::<V>() {
+        None if stored.is_some_and(vault::Error::is_missing) => "the object store has it no more",
+        None if matches!(stored, Some(vault::Error::Damaged { .. })) => {
+            "what the object store has of it is damaged"
+        }
+        None if stored.is_some() => "the node's object store could not be used",
         Some(V::Tap { .. }) => "the kernel did not give it its device",
         Some(V::File { .. }) => "a file of the node could not be used",
         Some(V::Program { .. }) => "a program of the node could not be run",

@@ -22,6 +22,7 @@ use policy::{AuditRecord, PolicyHandle, SandboxName, TenantName, Trail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use vault::Vault;
 
 use crate::acts::{Acts, Hypervisors};
 use crate::config::Config;
@@ -52,6 +53,7 @@ struct Shared {
     config: Arc<Config>,
     router: Router,
     hypervisors: Arc<Hypervisors>,
+    vault: Vault,
     store: Store,
     policies: Arc<Policies>,
     trail: Trail,
@@ -77,6 +79,7 @@ impl Keeper {
         let accounts = config.state_dir.join("usage.db");
         let ledger = Ledger::open(&accounts, config.usage, router.clone()).await?;
         let accounting = ledger.clone().run();
+        let vault = Vault::open(&config.store, &store.installation().await?)?;
         let config = Arc::new(config);
         let hypervisors = Arc::new(Hypervisors::new(&config));
         let slots = Slots::new(config.slots, config.hold_down);
@@ -92,6 +95,7 @@ impl Keeper {
             config,
             router,
             hypervisors,
+            vault,
             store,
             policies,
             trail,
@@ -117,6 +121,9 @@ impl Keeper {
         for (slot, driver) in shared.store.kept().await? {
             shared.slots.keep(slot, reconcile::kept_by(driver));
         }
+        let kept = records.iter().filter_map(|record| Some(record.stored.as_ref()?.key.clone()));
+        let (kept, last) = (kept.collect(), shared.store.last_key().await?);
+        tokio::spawn(reconcile::forget_orphans(shared.vault.clone(), kept, last));
         reconcile::sweep(&shared.router, &shared.slots, &records).await?;
         shared.hypervisors.forget_images().await;
         fault::at(Point::OrphansSwept);
@@ -289,6 +296,7 @@ impl Keeper {
             machine,
             acts,
             store: shared.store.clone(),
+            vault: shared.vault.clone(),
             policies: shared.policies.clone(),
             trail: shared.trail.clone(),
             verbs: inbox,

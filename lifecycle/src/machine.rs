@@ -7,6 +7,7 @@
 //!                 |       saving -+-------> standby ----+
 //!                 +-- error, end of its process: failed; remove, from everywhere: deleting --> gone
 //! ```
+//! One that sleeps may be put into a store, `suspended`, and is woken from there.
 //! One of which nothing is left but its disk sleeps, too, and is woken as another incarnation: cold.
 //!
 //! Pure: no clock, no I/O. What exists is a set of facts, and what comes next follows from them and from
@@ -21,12 +22,15 @@ use crate::machine::made::Made;
 use crate::state::State;
 
 pub(crate) use act::Act;
+pub(crate) use found::There;
+pub(crate) use made::Left;
 
 /// What is wanted of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goal {
     Run,
     Sleep,
+    Suspend,
     Fail,
     Remove,
 }
@@ -41,16 +45,6 @@ pub(crate) struct Machine {
     tries: u8,
     left: Left,
     forced: bool,
-}
-
-/// What of a sandbox could not be undone and is left behind; more, the further down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Left {
-    Nothing,
-    /// Its tap or parts of its fence, which need nothing of the sandbox to be taken away later.
-    Network,
-    /// Perhaps its process: while it is, the sandbox is not gone.
-    Process,
 }
 
 /// How often undoing one thing is tried before it is left behind.
@@ -72,9 +66,13 @@ impl Machine {
             Goal::Run if self.woken => State::Resuming,
             Goal::Run if made.held || made.paused || made.kept => State::Saving,
             Goal::Run => State::Running,
-            Goal::Sleep if !self.is_asleep() => State::Saving,
-            Goal::Sleep if made.process || matches!(self.left, Left::Process) => State::Resuming,
+            Goal::Sleep | Goal::Suspend if !self.is_asleep() => State::Saving,
+            Goal::Sleep | Goal::Suspend if made.process || matches!(self.left, Left::Process) => {
+                State::Resuming
+            }
             Goal::Sleep => State::Standby,
+            Goal::Suspend if self.next().is_some() => State::Suspending,
+            Goal::Suspend => State::Suspended,
             Goal::Fail => State::Failed,
             Goal::Remove if self.next().is_none() => State::Gone,
             Goal::Remove => State::Deleting,
@@ -86,6 +84,12 @@ impl Machine {
         let made = &self.made;
         let stuck = matches!(self.left, Left::Process);
         match self.goal {
+            Goal::Run | Goal::Sleep | Goal::Suspend
+                if made.stored && (made.process || made.open || stuck) =>
+            {
+                Some(Act::Discard)
+            }
+            Goal::Run if made.stored => Some(Act::Fetch),
             Goal::Run if made.cold => Some(self.next_to_boot(stuck)),
             Goal::Run if self.is_asleep() && !made.process => Some(self.next_to_load()),
             Goal::Run if !made.tap => Some(Act::MakeTap),
@@ -99,16 +103,20 @@ impl Machine {
             Goal::Run if made.stale => Some(Act::Refresh),
             Goal::Run => None,
             // What it was made from counts, not a process that has not run, and there are never two.
-            Goal::Sleep if self.is_asleep() && (made.process || made.open || stuck) => {
+            Goal::Sleep | Goal::Suspend
+                if self.is_asleep() && (made.process || made.open || stuck) =>
+            {
                 Some(Act::Discard)
             }
+            Goal::Suspend if made.saved => Some(Act::Store),
+            Goal::Suspend if made.stored && made.strewn => Some(Act::DropLocal),
             // For a process that has not run they may have been put back.
             Goal::Sleep if made.saved && made.fence && !made.kept => Some(Act::Checkpoint),
-            Goal::Sleep if self.is_asleep() => None,
-            Goal::Sleep if !made.held => Some(Act::Hold),
-            Goal::Sleep if !made.paused => Some(Act::Pause),
-            Goal::Sleep if !made.kept => Some(Act::Checkpoint),
-            Goal::Sleep => Some(Act::Save),
+            Goal::Sleep | Goal::Suspend if self.is_asleep() => None,
+            Goal::Sleep | Goal::Suspend if !made.held => Some(Act::Hold),
+            Goal::Sleep | Goal::Suspend if !made.paused => Some(Act::Pause),
+            Goal::Sleep | Goal::Suspend if !made.kept => Some(Act::Checkpoint),
+            Goal::Sleep | Goal::Suspend => Some(Act::Save),
             Goal::Fail | Goal::Remove if made.process => Some(Act::StopProcess),
             Goal::Fail | Goal::Remove if made.fence => Some(Act::LowerFence),
             Goal::Fail | Goal::Remove if made.tap => Some(Act::DeleteTap),
@@ -191,6 +199,17 @@ impl Machine {
                 made.open = false;
                 made.checked = false;
                 self.woken = true;
+            }
+            Act::Store => {
+                made.saved = false;
+                made.stored = true;
+                made.strewn = true;
+            }
+            Act::DropLocal => made.strewn = false,
+            Act::Fetch => {
+                made.saved = true;
+                made.stored = false;
+                made.strewn = false;
             }
             Act::OpenTap => made.open = true,
             Act::CheckFence => made.checked = true,
@@ -275,6 +294,13 @@ impl Machine {
                 self.tries = 0;
             }
             Act::OpenTap | Act::CheckFence => self.again_or(Self::back_to_sleep),
+            // It is here as it was.
+            Act::Store => self.turn(Goal::Sleep),
+            Act::DropLocal => self.again_or(|it| it.done(act)),
+            Act::Fetch => {
+                self.made.strewn = true;
+                self.back_to_sleep();
+            }
             Act::Prepare => {
                 // There may be a process, which ends first.
                 self.made.process = true;
@@ -282,7 +308,6 @@ impl Machine {
             }
             Act::Unpause if self.is_asleep() => self.again_or(Self::back_to_sleep),
             Act::Unpause => self.again_or(Self::lost),
-            // Of one that boots cold only; nothing has changed.
             Act::BeginAnew => self.back_to_sleep(),
             // Its guest runs, and is worth more than what it misses.
             Act::Rebuild | Act::TellEnds | Act::Release => self.again_or(|it| it.done(act)),
@@ -354,8 +379,24 @@ impl Machine {
     /// Somebody wants it to run: one that sleeps is woken, one that is falling asleep turns round. Not before
     /// a process is gone that was made from what it is, by whom and how far nobody knows.
     pub(crate) const fn wake(&mut self) {
-        if matches!(self.goal, Goal::Sleep) && (!self.is_asleep() || self.next().is_none()) {
+        if matches!(self.goal, Goal::Sleep | Goal::Suspend)
+            && (!self.is_asleep() || self.next().is_none())
+        {
             self.turn(Goal::Run);
+        }
+    }
+
+    /// One that sleeps, with nothing left to do, is to be put into the store.
+    pub(crate) const fn suspend(&mut self) {
+        if matches!(self.goal, Goal::Sleep) && self.made.saved && self.next().is_none() {
+            self.turn(Goal::Suspend);
+        }
+    }
+
+    /// One that is being put into the store sleeps here, as long as the store has not all of it.
+    pub(crate) const fn stay(&mut self) {
+        if matches!(self.goal, Goal::Suspend) && self.made.saved {
+            self.turn(Goal::Sleep);
         }
     }
 
@@ -382,8 +423,8 @@ impl Machine {
     /// Its process ended by itself. One that had not run yet leaves what it was made from.
     pub(crate) fn process_gone(&mut self) {
         match self.goal {
-            Goal::Run | Goal::Sleep if self.is_asleep() => self.back_to_sleep(),
-            Goal::Run | Goal::Sleep => self.lost(),
+            Goal::Run | Goal::Sleep | Goal::Suspend if self.is_asleep() => self.back_to_sleep(),
+            Goal::Run | Goal::Sleep | Goal::Suspend => self.lost(),
             Goal::Fail | Goal::Remove => {}
         }
     }
@@ -392,7 +433,7 @@ impl Machine {
         // The next one who boots it is another incarnation again, behind a fence of its own.
         self.made.fresh = false;
         self.made.fence |= self.made.cold;
-        self.turn(Goal::Sleep);
+        self.turn(if self.made.stored { Goal::Suspend } else { Goal::Sleep });
     }
 
     /// Whether it is on its way from its disk alone.
@@ -423,7 +464,7 @@ impl Machine {
 
     /// Whether what it is, is in files: there is no process, or one that has not run or not booted yet.
     pub(crate) const fn is_asleep(&self) -> bool {
-        self.made.saved || self.made.cold
+        self.made.saved || self.made.stored || self.made.cold
     }
 
     /// Whether nothing of it is left but its disk.

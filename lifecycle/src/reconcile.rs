@@ -8,16 +8,17 @@ use egress::Router;
 use fault::Point;
 use policy::Slot;
 use tokio::time::{Instant, sleep};
+use vault::Vault;
 
 use crate::acts::Hypervisors;
 use crate::error::{Error, chain};
-use crate::machine::Machine;
+use crate::machine::{Machine, There};
 use crate::night::Night;
 use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::slots::{Slots, Stuck};
 use crate::state::State;
-use crate::store::{Record, Store};
+use crate::store::{Record, Store, number_of};
 use crate::terms::Uptime;
 use crate::threads::aside;
 
@@ -31,7 +32,8 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
     record.terms.take_up(Uptime::now());
     let noted = record.process.clone();
     let mut damage = None;
-    if !matches!(record.state, State::Saving | State::Standby | State::Resuming) {
+    let stored = matches!(record.state, State::Suspending | State::Suspended);
+    if !stored && !matches!(record.state, State::Saving | State::Standby | State::Resuming) {
         // It is over, whatever could be written of that.
         record.night = Night::default();
     }
@@ -40,7 +42,7 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
     }
     let (process, saved) = match record.state {
         State::Running => (hypervisors.adopt(record).await, false),
-        State::Saving | State::Standby | State::Resuming => {
+        State::Saving | State::Standby | State::Suspending | State::Suspended | State::Resuming => {
             let found = hypervisors.find(record).await;
             (record.process, record.saved, damage) = (found.process, found.saved, found.damage);
             let process = record.process.is_some();
@@ -51,14 +53,15 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
         }
         _ => return Machine::leftover(record.state),
     };
-    let mut cold = record.cold.due;
-    if !process && !saved && !cold && hypervisors.may_boot(record).await {
+    let (mut cold, stored) = (record.cold.due, record.stored.is_some());
+    if !process && !saved && !cold && !stored && hypervisors.may_boot(record).await {
         let lost = lost(record.state, noted.as_ref(), vmm::boot_id().as_deref());
         let why = damage.clone().or_else(|| lost.map(Reason::new));
         cold = why.is_some();
         why.into_iter().for_each(|why| record.cold.begin(why));
     }
-    let machine = Machine::found(record.state, process, saved, cold);
+    let there = There { process, saved, cold, stored };
+    let machine = Machine::found(record.state, there);
     let machine = machine.owing(!record.night.remains.is_empty());
     if machine.is_cold() && !process {
         // Of another boot of the host, or of nobody.
@@ -79,7 +82,9 @@ pub(crate) async fn judge(hypervisors: &Hypervisors, record: &mut Record) -> Mac
 fn lost(state: State, noted: Option<&vmm::Process>, boot: Option<&str>) -> Option<&'static str> {
     let host = noted.and_then(|process| process.host.as_ref());
     match (state, host) {
-        (State::Standby, _) => Some("what was saved of it is gone"),
+        (State::Standby | State::Suspending | State::Suspended, _) => {
+            Some("what was saved of it is gone")
+        }
         (_, Some(host)) if Some(&*host.boot_id) != boot => {
             Some("the host was started anew, and its memory is lost")
         }
@@ -115,6 +120,25 @@ pub(crate) const fn kept_by(driver: Driver) -> Stuck {
     match driver {
         Driver::Qemu => Stuck::Process,
         Driver::External => Stuck::Guest,
+    }
+}
+
+/// Forgets what earlier daemons began to put into the object store, or got back from there and did not come
+/// to forget: every key up to `last` that none of these sandboxes has.
+pub(crate) async fn forget_orphans(vault: Vault, kept: BTreeSet<String>, last: u64) {
+    let keys = match vault.keys().await {
+        Ok(keys) => keys,
+        Err(error) => {
+            // The next start tries again.
+            return tracing::warn!(error = chain(&error), "object store not looked through");
+        }
+    };
+    let old = |key: &&String| number_of(key).is_some_and(|number| number <= last);
+    for key in keys.difference(&kept).filter(old) {
+        match vault.forget(key).await {
+            Ok(()) => tracing::info!(key, "forgotten: the object store had it for nobody"),
+            Err(error) => tracing::warn!(key, error = chain(&error), "not forgotten"),
+        }
     }
 }
 
@@ -191,6 +215,7 @@ mod tests {
             usage: crate::config::UsageBounds { keep: Duration::ZERO, rows: 0 },
             wakes: 1,
             wake_deadline: Duration::ZERO,
+            store: vault::Location::default(),
         }))
     }
 
@@ -212,6 +237,7 @@ mod tests {
             saved: None,
             cold: Cold::default(),
             night: Night::default(),
+            stored: None,
         }
     }
 

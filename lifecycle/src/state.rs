@@ -14,6 +14,10 @@ pub enum State {
     Saving,
     /// Asleep: its memory, its processes and its connections are kept, and nothing of it runs.
     Standby,
+    /// Asleep, and being put into the store.
+    Suspending,
+    /// Asleep in the store: nothing of it is here but its slot and what holds its connections.
+    Suspended,
     /// Being woken.
     Resuming,
     /// Its process ended by itself. Nothing of it runs; it can be looked at and removed.
@@ -33,6 +37,8 @@ impl State {
             Self::Running => "running",
             Self::Saving => "saving",
             Self::Standby => "standby",
+            Self::Suspending => "suspending",
+            Self::Suspended => "suspended",
             Self::Resuming => "resuming",
             Self::Failed => "failed",
             Self::Deleting => "deleting",
@@ -40,10 +46,16 @@ impl State {
         }
     }
 
+    /// Whether it sleeps, and has arrived there.
+    pub(crate) const fn is_rest(self) -> bool {
+        matches!(self, Self::Standby | Self::Suspended)
+    }
+
     /// Whether its guest has run, so that what is left of it is worth keeping.
     pub(crate) const fn has_run(self) -> bool {
         match self {
             Self::Running | Self::Saving | Self::Standby | Self::Resuming | Self::Failed => true,
+            Self::Suspending | Self::Suspended => true,
             Self::Creating | Self::Deleting | Self::Gone => false,
         }
     }

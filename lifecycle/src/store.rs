@@ -8,6 +8,7 @@ mod rests;
 mod rows;
 mod counter;
 mod record;
+mod stored;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +26,10 @@ use crate::store::nights::NIGHTS;
 pub(crate) use crate::store::record::{PolicyRow, Record};
 use crate::store::rests::{KEPT, RESTS};
 use crate::store::rows::{read_policy, read_record, text};
+use crate::store::stored::{STORED, note_stored};
 use crate::terms::{Terms, Uptime};
+
+pub(crate) use crate::store::stored::number_of;
 
 /// The layout of the tables. A store of an older layout is brought to it when it is opened; one of
 /// another is refused, never guessed at.
@@ -73,9 +77,11 @@ const COLD: &str = "
 ";
 
 const SANDBOXES: &str = "
-    SELECT sandbox.rowid, sandbox.*, disk.bytes AS disk, cold.cold AS cold, night.night AS night
+    SELECT sandbox.rowid, sandbox.*, disk.bytes AS disk, cold.cold AS cold, night.night AS night,
+           stored.stored AS stored
     FROM sandbox LEFT JOIN disk ON disk.sandbox = sandbox.name
     LEFT JOIN cold ON cold.sandbox = sandbox.name
+    LEFT JOIN stored ON stored.sandbox = sandbox.name
     LEFT JOIN night ON night.sandbox = sandbox.name ORDER BY incarnation
 ";
 
@@ -110,7 +116,7 @@ impl Store {
                 return Err(Error::store("reading the version", path, problem));
             }
         }
-        for later in [RESTS, KEPT, DISKS, COLD, NIGHTS] {
+        for later in [RESTS, KEPT, DISKS, COLD, NIGHTS, STORED] {
             connection.execute_batch(later).map_err(fail("making the tables"))?;
         }
         Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
@@ -210,7 +216,7 @@ impl Store {
         state: State,
         night_moved: bool,
     ) -> Result<(), Error> {
-        let Record { name, process, reason, saved, cold, .. } = record.clone();
+        let Record { name, process, reason, saved, cold, stored, .. } = record.clone();
         let night = night_moved.then(|| record.night.clone());
         self.run("noting the state of a sandbox", move |store| {
             let process = process.as_ref().map(json).transpose()?;
@@ -223,6 +229,7 @@ impl Store {
                 "UPDATE sandbox SET state = ?2, process = ?3, reason = ?4, saved = ?5 WHERE name = ?1",
                 params![name.as_str(), word(&state), process, reason, saved],
             )?;
+            note_stored(store, &name, stored.as_ref())?;
             note_cold(store, &name, &cold)
         })
         .await
@@ -273,7 +280,7 @@ impl Store {
                 )?;
             }
             store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
-            for table in ["disk", "cold", "night"] {
+            for table in ["disk", "cold", "stored", "night"] {
                 store.execute(&format!("DELETE FROM {table} WHERE sandbox = ?1"), [&name])?;
             }
             let gone = store.execute("DELETE FROM sandbox WHERE name = ?1", [name])?;
@@ -381,6 +388,7 @@ mod tests {
             saved: None,
             cold: Cold::default(),
             night: Night::default(),
+            stored: None,
         }
     }
 

@@ -20,6 +20,8 @@ pub enum OnIdle {
     /// It is put to sleep, and woken by whoever wants something of it.
     #[default]
     Standby,
+    /// The same, and it is put into the object store then.
+    Suspend,
     /// It is removed.
     Delete,
     /// Nothing.
@@ -103,6 +105,8 @@ pub(crate) struct Can {
     pub(crate) sleep: bool,
     /// Boot them from their disk alone.
     pub(crate) boot: bool,
+    /// Put them into the object store.
+    pub(crate) store: bool,
 }
 
 /// How long this boot of the host has lasted. No change of the wall clock moves it, and it runs on
@@ -160,6 +164,10 @@ impl Terms {
     /// Those of a sandbox that is made now. `can` says what its driver can on this node.
     pub(crate) fn agree(wanted: &WantedTerms, defaults: &DefaultTerms, can: Can) -> Self {
         let by_default = match defaults.on_idle {
+            OnIdle::Suspend if !can.store => match can.sleep {
+                true => OnIdle::Standby,
+                false => OnIdle::Never,
+            },
             OnIdle::Standby if !can.sleep => OnIdle::Never,
             on_idle => on_idle,
         };
@@ -247,7 +255,7 @@ mod tests {
         longest_life: None,
         cold_boot: ColdBoot::Allowed,
     };
-    const ALL: Can = Can { sleep: true, boot: true };
+    const ALL: Can = Can { sleep: true, boot: true, store: true };
 
     fn at(boot: &str, seconds: u64) -> Uptime {
         Uptime { boot: boot.to_owned(), seconds }
@@ -261,7 +269,7 @@ mod tests {
     fn a_driver_that_cannot_sleep_is_left_alone_unless_somebody_says_otherwise() {
         let on_idle = |wanted, default, can| {
             let wanted = WantedTerms { on_idle: wanted, ..WantedTerms::default() };
-            let can = Can { sleep: can, boot: can };
+            let can = Can { sleep: can, ..ALL };
             Terms::agree(&wanted, &DefaultTerms { on_idle: default, ..DEFAULTS }, can).on_idle
         };
         assert_eq!(on_idle(None, OnIdle::Standby, true), OnIdle::Standby);

@@ -51,6 +51,26 @@ pub(crate) async fn standby(
     slept.map(|slept| Answer(api.shown(&caller, &slept))).map_err(|error| caller.told(error))
 }
 
+/// Puts a sandbox to sleep and into the object store; answers once it is there, and nowhere else. Who wants
+/// something of it meanwhile keeps it here.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{name}/suspend", tag = "sandboxes",
+    params(("name" = String, Path, description = "The sandbox.")),
+    responses(
+        (status = 200, description = "It is in the store.", body = Sandbox),
+        (status = "default", description = "Refused, or it is not.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn suspend(
+    State(api): State<Api>,
+    caller: Caller,
+    Named(name): Named,
+) -> Result<Answer<Sandbox>, Problem> {
+    let found = api.sandbox(&caller, &name)?;
+    let slept = api.0.keeper.suspend(&found, &caller.actor()).await;
+    slept.map(|slept| Answer(api.shown(&caller, &slept))).map_err(|error| caller.told(error))
+}
+
 /// Wakes a sandbox; answers once it runs. Good for one that does.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{name}/resume", tag = "sandboxes",
@@ -156,6 +176,7 @@ pub(crate) async fn connect(
 pub(crate) fn on_idle(wanted: OnIdle) -> lifecycle::OnIdle {
     match wanted {
         OnIdle::Standby => lifecycle::OnIdle::Standby,
+        OnIdle::Suspend => lifecycle::OnIdle::Suspend,
         OnIdle::Delete => lifecycle::OnIdle::Delete,
         OnIdle::Never => lifecycle::OnIdle::Never,
     }
@@ -171,6 +192,7 @@ pub(crate) fn cold_boot(wanted: ColdBoot) -> lifecycle::ColdBoot {
 pub(crate) fn shown(on_idle: lifecycle::OnIdle) -> OnIdle {
     match on_idle {
         lifecycle::OnIdle::Standby => OnIdle::Standby,
+        lifecycle::OnIdle::Suspend => OnIdle::Suspend,
         lifecycle::OnIdle::Delete => OnIdle::Delete,
         lifecycle::OnIdle::Never => OnIdle::Never,
     }

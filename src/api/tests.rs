@@ -75,8 +75,13 @@ impl Daemon {
         let router = egress::Router::start(config.router(), resolver, own, trail.clone())
             .await
             .expect("router");
-        let keeper =
-            Keeper::open(config.keeper(Vec::new()), router.clone(), trail).await.expect("keeper");
+        let keeper = Keeper::open(
+            config.keeper(Vec::new(), config.store().expect("a folder")),
+            router.clone(),
+            trail,
+        )
+        .await
+        .expect("keeper");
         let stop = CancellationToken::new();
         let api = Api::new(&config, keeper.clone(), router, audit.clone(), stop.clone());
         let listeners = bind(&config.api).await.expect("listeners");

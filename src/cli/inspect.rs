@@ -64,7 +64,7 @@ fn row(sandbox: &Sandbox, screen: &Screen) -> Vec<String> {
 fn state(sandbox: &Sandbox, screen: &Screen) -> String {
     match sandbox.state.as_str() {
         "running" => screen.good("running"),
-        "standby" => "standby".to_owned(),
+        "standby" | "suspended" => sandbox.state.clone(),
         "failed" => screen.bad("failed"),
         other => screen.doubtful(other),
     }
@@ -155,6 +155,7 @@ fn told_idle(sandbox: &Sandbox) -> String {
     let after = sandbox.idle_after.map(|span| format!(" after {span}")).unwrap_or_default();
     match sandbox.on_idle {
         OnIdle::Standby => format!("it sleeps{after}"),
+        OnIdle::Suspend => format!("it sleeps{after}, in the store"),
         OnIdle::Delete => format!("it is removed{after}"),
         OnIdle::Never => "nothing".to_owned(),
     }

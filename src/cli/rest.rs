@@ -1,4 +1,4 @@
-//! `postern standby`, `resume`, `keep-awake` and `renew`.
+//! `postern standby`, `suspend`, `resume`, `keep-awake` and `renew`.
 
 use policy::SandboxName;
 use serde::Serialize;
@@ -20,6 +20,12 @@ pub(crate) struct Standby {
     /// The same, so long from now, e.g. 8h.
     #[arg(long, value_name = "SPAN")]
     wake_in: Option<Span>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Suspend {
+    /// The sandbox.
+    name: SandboxName,
 }
 
 #[derive(Debug, clap::Args)]
@@ -54,6 +60,13 @@ impl Standby {
             Some(at) => format!("{} is on {} until {at}", asleep.name, asleep.state),
             None => format!("{} is on {}", asleep.name, asleep.state),
         })
+    }
+}
+
+impl Suspend {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        let asleep = ask(client, &self.name, "suspend", &json!({})).await?;
+        screen.either(&asleep, |asleep| format!("{} is {}", asleep.name, asleep.state))
     }
 }
 

@@ -21,14 +21,21 @@ impl Config {
             ("api.socket", &self.api.socket),
             ("qemu.image", &self.qemu.image),
             ("audit.dir", &self.audit.dir),
+            ("store.credentials", &self.store.credentials),
         ] {
             // What may be left empty has no other empty value.
-            let left_out = field == "memory_dir" && path.as_os_str().is_empty();
+            let left_out =
+                matches!(field, "memory_dir" | "store.credentials") && path.as_os_str().is_empty();
             if !path.is_absolute() && !left_out {
                 let given = path.to_string_lossy();
                 return Err(Problem::invalid(field, &given, "is not an absolute path")
                     .fix("begin it with `/`"));
             }
+        }
+        let url = &self.store.url;
+        if !url.is_empty() && url.strip_prefix("s3://").is_none_or(str::is_empty) {
+            return Err(Problem::invalid("store.url", url, "is not the address of a bucket")
+                .fix("write `s3://bucket/prefix`, or leave it out"));
         }
         // unix(7): a longer one can be listened on by a way round, and reached by nobody.
         let socket = self.api.socket.to_string_lossy();

@@ -17,3 +17,4 @@ mod machine;
 mod lifetime;
 mod programs;
 mod blocks;
+mod suspended;

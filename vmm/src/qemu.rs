@@ -98,6 +98,16 @@ impl Qemu {
         asleep::find(machine).await
     }
 
+    /// Makes a saved machine of files that were elsewhere: memory and disk are in their places, whole and on
+    /// the disk, and `fetched` is its state, which gets its name. Since the memory is known to be whole, it
+    /// does not matter in which boot of the host it was saved.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] when the state is damaged; nothing has its name then.
+    pub async fn restore(&self, machine: &Machine, fetched: &Path) -> Result<Saved, Error> {
+        asleep::restore(machine, fetched).await
+    }
+
     /// Writes the memory of a saved machine to its disk, after which the kernel has room when it needs
     /// it; with `drop` it has it at once, and the resume reads from the disk.
     ///

@@ -1,5 +1,6 @@
 //! The drivers of this node: which there are, what each can, and what they find of an earlier daemon's.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -165,7 +166,12 @@ impl Hypervisors {
             }
             // Nobody but its owner knows. One that was being woken may run, and whoever resumes one that
             // runs does nothing.
-            Driver::External if record.state == State::Standby => {
+            Driver::External
+                if matches!(
+                    record.state,
+                    State::Standby | State::Suspending | State::Suspended
+                ) =>
+            {
                 Found { saved: record.saved.clone(), ..Found::default() }
             }
             Driver::External => {
@@ -180,6 +186,55 @@ impl Hypervisors {
         record.driver == Driver::Qemu
             && record.terms.cold_boot == ColdBoot::Allowed
             && tokio::fs::try_exists(&describe(&self.config, record).disk).await.unwrap_or(false)
+    }
+
+    /// The files of a sandbox that was saved, by their names in the object store.
+    pub(crate) fn files(&self, record: &Record) -> Vec<vault::File> {
+        let machine = describe(&self.config, record);
+        let file = |name, path| vault::File { name, path };
+        vec![
+            file("state", machine.state),
+            file("memory", machine.memory),
+            file("disk", machine.disk),
+        ]
+    }
+
+    /// Where these are got back to: the state has its name only when all is there.
+    pub(crate) fn files_to_fetch(&self, record: &Record) -> Vec<vault::File> {
+        let mut files = self.files(record);
+        files.iter_mut().filter(|file| file.name == "state").for_each(|file| {
+            file.path.set_extension("fetched");
+        });
+        files
+    }
+
+    /// Makes the places of the files of a sandbox that are to be got back; nothing is there then.
+    pub(crate) async fn make_way(&self, record: &Record) -> io::Result<()> {
+        self.drop_local(record).await?;
+        for file in self.files(record) {
+            let Some(dir) = file.path.parent() else { continue };
+            tokio::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes what was got back the saved state of a sandbox.
+    pub(crate) async fn restore(&self, record: &Record) -> Result<vmm::Saved, vmm::Error> {
+        let machine = describe(&self.config, record);
+        let fetched = machine.state.with_extension("fetched");
+        self.qemu.restore(&machine, &fetched).await
+    }
+
+    /// Removes the files of a sandbox that the store has: first its state, without which the others are none.
+    pub(crate) async fn drop_local(&self, record: &Record) -> io::Result<()> {
+        let files = self.files(record).into_iter().chain(self.files_to_fetch(record));
+        for file in files {
+            match tokio::fs::remove_file(&file.path).await {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Whether what a sandbox was saved as was used up. What cannot be read now is there, and nothing has run

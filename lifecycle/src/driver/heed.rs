@@ -9,6 +9,7 @@ use crate::driver::rest::Reply;
 use crate::driver::{Task, Verb};
 use crate::error::{Error, Field};
 use crate::night::Alarm;
+use crate::sandbox::Driver;
 use crate::state::State;
 use crate::terms::{Terms, Uptime};
 
@@ -76,7 +77,7 @@ impl Task {
                     let problem = "its driver cannot be put to sleep on this node";
                     let _ = reply.send(Err(Arc::new(self.not_now(problem))));
                 }
-                State::Standby if self.machine.next().is_none() => {
+                State::Standby | State::Suspended if self.machine.next().is_none() => {
                     let set = self.set_alarm(alarm).await;
                     let _ = reply.send(set.map_err(Arc::new));
                 }
@@ -86,6 +87,24 @@ impl Task {
                     self.rest.set_alarm(alarm.as_ref());
                     self.record.night.alarm = alarm;
                     self.rest.sleep(reply);
+                    if self.machine.is_up() {
+                        self.begin_to_sleep();
+                    }
+                }
+            },
+            Verb::Suspend(reply) => match self.machine.state() {
+                _ if self.record.driver != Driver::Qemu => {
+                    let problem = "its driver's files are not the node's to be put into the store";
+                    let _ = reply.send(Err(Arc::new(self.not_now(problem))));
+                }
+                State::Suspended if self.machine.next().is_none() => _ = reply.send(Ok(())),
+                State::Failed | State::Deleting | State::Gone => self.refuse(reply),
+                _ if self.machine.is_cold() => {
+                    let problem = "its memory is lost, and there is nothing to put into the store";
+                    let _ = reply.send(Err(Arc::new(self.not_now(problem))));
+                }
+                _ => {
+                    self.rest.suspend(reply);
                     if self.machine.is_up() {
                         self.begin_to_sleep();
                     }

@@ -21,6 +21,8 @@ use crate::turns::{Place, Turn, Turns};
 /// which it grows.
 const AGAIN: Duration = Duration::from_secs(10);
 const LONGEST_AGAIN: Duration = Duration::from_secs(600);
+/// And one that was idle, until it is tried again to put it into the store.
+const STORE_AGAIN: Duration = Duration::from_secs(600);
 
 /// What came of a wish.
 pub(crate) type Reply = oneshot::Sender<Result<(), Arc<Error>>>;
@@ -70,6 +72,8 @@ pub(crate) struct Shown {
 pub(crate) enum Due {
     Nothing,
     Sleep,
+    /// Into the store.
+    Suspend,
     /// For this reason.
     Remove(&'static str),
 }
@@ -87,6 +91,11 @@ pub(crate) struct Rest {
     /// Who waits until it runs, and until it sleeps.
     wakers: Vec<Reply>,
     sleepers: Vec<Reply>,
+    /// And until it is in the store.
+    suspenders: Vec<Reply>,
+    /// It is to be put there once it sleeps, and then; and it was tried.
+    store_at: Option<Instant>,
+    stores: bool,
     /// Somebody has asked for its sleep, which idleness and calls do not keep it from then.
     asked_to_sleep: bool,
     /// When the last byte had passed that it was looked at with.
@@ -122,6 +131,9 @@ impl Rest {
             wakes: 0,
             wakers: Vec::new(),
             sleepers: Vec::new(),
+            suspenders: Vec::new(),
+            store_at: None,
+            stores: false,
             asked_to_sleep: false,
             bytes: now,
             wanted: None,
@@ -157,7 +169,7 @@ impl Rest {
         self.show(holds);
         match (self.over(now), self.terms.on_idle) {
             (Some(why), _) => Due::Remove(why),
-            (None, OnIdle::Standby) if is_idle => Due::Sleep,
+            (None, OnIdle::Standby | OnIdle::Suspend) if is_idle => Due::Sleep,
             (None, OnIdle::Delete) if is_idle => Due::Remove("it was idle"),
             _ => Due::Nothing,
         }
@@ -168,10 +180,33 @@ impl Rest {
         self.show(vec![(Why::Driver, None)]);
     }
 
-    /// Takes a look at one that does not run.
-    pub(crate) fn glance(&mut self) -> Due {
+    /// Takes a look at one that does not run. `here` says whether it sleeps, and is in no store.
+    pub(crate) fn glance(&mut self, here: bool) -> Due {
         self.show(Vec::new());
-        self.over(Instant::now()).map_or(Due::Nothing, Due::Remove)
+        let now = Instant::now();
+        let store = self.store_at.is_some_and(|at| at <= now);
+        match self.over(now) {
+            Some(why) => Due::Remove(why),
+            None if here && store && !self.is_awaited() && !self.is_wanted() => Due::Suspend,
+            None => Due::Nothing,
+        }
+    }
+
+    /// Somebody wants it in the store.
+    pub(crate) fn suspend(&mut self, reply: Reply) {
+        self.asked_to_sleep = true;
+        self.store_at = Some(Instant::now());
+        self.suspenders.push(reply);
+    }
+
+    /// It is being put there.
+    pub(crate) const fn stores(&mut self) {
+        (self.stores, self.store_at) = (true, None);
+    }
+
+    /// Whether it was, since this was asked last.
+    pub(crate) const fn was_to_be_stored(&mut self) -> bool {
+        std::mem::replace(&mut self.stores, false)
     }
 
     fn over(&self, now: Instant) -> Option<&'static str> {
@@ -213,7 +248,9 @@ impl Rest {
     /// Somebody wants it to run; who wanted it to sleep is told that it does not.
     pub(crate) fn wake(&mut self, reply: Reply, instead: impl Fn() -> Error) {
         self.asked_to_sleep = false;
-        self.sleepers.drain(..).for_each(|reply| _ = reply.send(Err(Arc::new(instead()))));
+        self.store_at = None;
+        let asleep = self.sleepers.drain(..).chain(self.suspenders.drain(..));
+        asleep.for_each(|reply| _ = reply.send(Err(Arc::new(instead()))));
         self.wakers.push(reply);
     }
 
@@ -282,6 +319,9 @@ impl Rest {
     /// It runs.
     pub(crate) fn runs(&mut self, woken: bool) {
         (self.turn, self.wanted, self.again, self.pause) = (None, None, None, AGAIN);
+        if !self.asked_to_sleep {
+            self.store_at = None;
+        }
         self.wakes += u64::from(woken);
         self.idleness.woken(Instant::now());
     }
@@ -297,6 +337,11 @@ impl Rest {
         self.turn = None;
         self.asked_to_sleep = false;
         self.idleness.slept();
+        if self.terms.on_idle == OnIdle::Suspend {
+            // Where it failed, and not for who asks.
+            let then = Instant::now() + if failed { STORE_AGAIN } else { Duration::ZERO };
+            self.store_at.get_or_insert(then);
+        }
         self.again = failed.then(|| Instant::now() + self.pause);
         self.pause = if failed { (self.pause * 2).min(LONGEST_AGAIN) } else { AGAIN };
         self.show(Vec::new());
@@ -315,16 +360,22 @@ impl Rest {
             State::Running => {
                 done(&mut self.wakers);
                 failed(&mut self.sleepers);
+                failed(&mut self.suspenders);
             }
-            State::Standby => {
+            State::Standby | State::Suspended => {
                 done(&mut self.sleepers);
                 failed(&mut self.wakers);
+                match state {
+                    State::Suspended => done(&mut self.suspenders),
+                    _ => failed(&mut self.suspenders),
+                }
             }
             _ => {
                 // Nobody wakes it any more, and nothing does.
                 (self.turn, self.place, self.alarm, self.wanted) = (None, None, None, None);
                 failed(&mut self.wakers);
                 failed(&mut self.sleepers);
+                failed(&mut self.suspenders);
             }
         }
     }
@@ -349,8 +400,11 @@ mod tests {
             longest_life: None,
             cold_boot: ColdBoot::default(),
         };
-        let terms =
-            Terms::agree(&WantedTerms::default(), &defaults, Can { sleep: true, boot: true });
+        let terms = Terms::agree(
+            &WantedTerms::default(),
+            &defaults,
+            Can { sleep: true, boot: true, store: true },
+        );
         let mut rest = Rest::new(terms, "acme".parse().unwrap(), Turns::new(1));
         let last = Instant::now() + second;
         tokio::time::advance(after + second).await;
@@ -384,7 +438,7 @@ mod tests {
         let mut rest = rest();
         for _ in 0..50 {
             alarm(&mut rest, Duration::from_secs(7));
-            rest.glance();
+            rest.glance(false);
             assert_eq!(locked(&rest.shown).wakes_because, Some("it was asked for"));
             assert_eq!(woken(&mut rest).await, 7);
             rest.runs(true);
@@ -397,7 +451,7 @@ mod tests {
         }
         rest.want();
         assert!(tokio::time::timeout(Duration::from_secs(1), rest.wake_due()).await.is_err());
-        rest.glance();
+        rest.glance(false);
         let shown = locked(&rest.shown).clone();
         assert_eq!(shown.wakes_because, Some("bytes came for it"));
         let left = shown.wakes_at.expect("it is known when") - Instant::now();
@@ -417,7 +471,7 @@ mod tests {
         }
         assert_eq!(pauses, [3, 10, 20, 40, 80, 160, 320, 600, 600]);
         rest.answer(State::Failed, None);
-        rest.glance();
+        rest.glance(false);
         assert_eq!(locked(&rest.shown).wakes_at, None);
         let never = Duration::from_secs(86_400);
         assert!(tokio::time::timeout(never, rest.wake_due()).await.is_err());

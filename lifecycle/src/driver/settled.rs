@@ -60,7 +60,7 @@ impl Task {
                     self.heed_queued(Some(verb)).await;
                 }
                 _ = look.tick() => {
-                    if state == State::Standby {
+                    if state.is_rest() {
                         self.acts.count_ends(&mut self.record);
                         noted &= self.noted.as_ref() == Some(&self.record.night);
                     }
@@ -70,10 +70,10 @@ impl Task {
                     }
                     self.look(state);
                 }
-                () = self.acts.wanted(&self.record), if state == State::Standby && !self.rest.is_wanted() => {
+                () = self.acts.wanted(&self.record), if state.is_rest() && !self.rest.is_wanted() => {
                     self.rest.want();
                 }
-                () = self.rest.wake_due(), if state == State::Standby => self.begin_to_wake(),
+                () = self.rest.wake_due(), if state.is_rest() => self.begin_to_wake(),
             }
         }
         true
@@ -84,10 +84,11 @@ impl Task {
         let boots = std::mem::replace(&mut self.booted, self.record.cold.boots);
         match (state, before) {
             (State::Running, Some(State::Running)) if failed => self.rest.stayed_awake(),
-            (State::Running, _) => self.rest.runs(before == Some(State::Standby)),
-            (State::Standby, _) => self.rest.sleeps(failed),
+            (State::Running, _) => self.rest.runs(before.is_some_and(State::is_rest)),
+            (State::Standby | State::Suspended, _) => self.rest.sleeps(failed),
             _ => {}
         }
+        let stored = self.rest.was_to_be_stored();
         self.look_again();
         if let Some(why) = self.record.cold.why.clone().filter(|_| boots != self.booted) {
             let told = "booted cold, from its disk alone; its connections are ended";
@@ -96,8 +97,13 @@ impl Task {
         let (outcome, what) = match (state, before) {
             (State::Running, Some(State::Running)) if !failed => return,
             (State::Running, Some(State::Running)) => (Outcome::Fail, "not put to sleep"),
+            (State::Standby, Some(State::Standby)) if stored && !failed => return,
+            (State::Standby, Some(State::Standby)) if stored => (Outcome::Fail, "not suspended"),
+            (State::Standby | State::Suspended, Some(State::Suspended)) => {
+                (Outcome::Fail, "not woken")
+            }
             (State::Standby, Some(State::Standby)) => (Outcome::Fail, "not woken"),
-            (State::Running, Some(State::Standby)) => (Outcome::Allow, "woken"),
+            (State::Running, Some(State::Standby | State::Suspended)) => (Outcome::Allow, "woken"),
             (State::Standby, _) if self.machine.is_cold() => {
                 let told = "lost its memory, and boots from its disk when it is woken";
                 return self.audit_why(Outcome::Fail, told, self.record.cold.why.clone());
@@ -111,7 +117,10 @@ impl Task {
 
     /// Looks whether its time to sleep or to end has come.
     fn look(&mut self, state: State) {
-        let due = if state == State::Running { self.look_at_work() } else { self.rest.glance() };
+        let due = match state {
+            State::Running => self.look_at_work(),
+            _ => self.rest.glance(state == State::Standby && !self.machine.is_cold()),
+        };
         match due {
             Due::Nothing => {}
             // Its hooks may be gone from the configuration.
@@ -119,6 +128,7 @@ impl Task {
                 self.rest.cannot_sleep();
             }
             Due::Sleep => self.begin_to_sleep(),
+            Due::Suspend => self.begin_to_suspend(),
             Due::Remove(why) => {
                 self.audit(Outcome::Allow, &format!("remove, since {why}"));
                 self.machine.remove();
@@ -143,6 +153,13 @@ impl Task {
         if self.machine.is_up() {
             self.publish(None);
         }
+    }
+
+    fn begin_to_suspend(&mut self) {
+        self.forget_error();
+        self.rest.stores();
+        self.machine.suspend();
+        self.publish(self.machine.next());
     }
 
     fn begin_to_wake(&mut self) {
@@ -173,7 +190,7 @@ impl Task {
         if self.machine.is_up() {
             self.look_at_work();
         } else {
-            self.rest.glance();
+            self.rest.glance(false);
         }
     }
 

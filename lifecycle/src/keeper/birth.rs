@@ -86,6 +86,7 @@ impl Keeper {
             saved: None,
             cold: Cold::default(),
             night: Night::default(),
+            stored: None,
         };
         let entered = self.enter(&mut record, document, written, actor);
         let handle = match AssertUnwindSafe(entered).catch_unwind().await {

@@ -40,6 +40,13 @@ impl Keeper {
         Ok(self.view(handle))
     }
 
+    /// Puts a sandbox to sleep and into the object store, and waits until it is there and nowhere else.
+    pub async fn suspend(&self, found: &Found, actor: &Actor) -> Result<Sandbox, Error> {
+        let handle = self.asked(found, actor, "suspend");
+        self.ask(handle, None, Verb::Suspend).await?;
+        Ok(self.view(handle))
+    }
+
     /// Wakes a sandbox and waits until it runs; good for one that does.
     pub async fn resume(&self, found: &Found, actor: &Actor) -> Result<Sandbox, Error> {
         let handle = self.asked(found, actor, "resume");
@@ -111,7 +118,11 @@ impl Keeper {
         let state = handle.published.borrow().state;
         match state {
             State::Running => {}
-            State::Saving | State::Standby | State::Resuming => {
+            State::Saving
+            | State::Standby
+            | State::Suspending
+            | State::Suspended
+            | State::Resuming => {
                 self.ask(handle, Some(self.0.config.wake_deadline), Verb::Wake).await?;
             }
             State::Gone => return Err(Error::NotFound(handle.record.name.to_string())),
@@ -133,6 +144,11 @@ impl Keeper {
             let fix = "leave it out, or use the driver `qemu`";
             return Err(Error::Invalid(Field::new("cold_boot", "allowed", problem, fix)));
         }
+        if wanted.on_idle == Some(OnIdle::Suspend) && !self.can(driver).store {
+            let problem = "is not possible for this driver, whose files are not the node's";
+            let fix = "use `standby`, `never` or `delete`, or the driver `qemu`";
+            return Err(Error::Invalid(Field::new("on_idle", "suspend", problem, fix)));
+        }
         wanted.checked_by(&self.0.config.terms)?;
         if wanted.on_idle != Some(OnIdle::Standby) || self.0.hypervisors.can_sleep(driver) {
             return Ok(());
@@ -148,7 +164,8 @@ impl Keeper {
     }
 
     fn can(&self, driver: Driver) -> Can {
-        Can { sleep: self.0.hypervisors.can_sleep(driver), boot: driver == Driver::Qemu }
+        let ours = driver == Driver::Qemu;
+        Can { sleep: self.0.hypervisors.can_sleep(driver), boot: ours, store: ours }
     }
 
     /// The handle of a sandbox, with a record of what was asked of it.

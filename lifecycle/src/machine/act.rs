@@ -17,6 +17,12 @@ pub(crate) enum Act {
     Checkpoint,
     /// Write down what is not memory; the process ends.
     Save,
+    /// Put all that it is into the store.
+    Store,
+    /// Give up the files of what the store has.
+    DropLocal,
+    /// Get them back from there.
+    Fetch,
     OpenTap,
     CheckFence,
     /// Make the process again from what was written down: it stands still.
@@ -55,6 +61,9 @@ impl Act {
             Self::Pause => "pausing the microVM of",
             Self::Checkpoint => "keeping the connections of",
             Self::Save => "saving the microVM of",
+            Self::Store => "putting into the store",
+            Self::DropLocal => "dropping the local files of",
+            Self::Fetch => "fetching from the store",
             Self::OpenTap => "opening the tap of",
             Self::CheckFence => "checking the fence around",
             Self::Prepare => "loading the microVM of",
@@ -84,6 +93,9 @@ impl Act {
             Self::Pause => (Point::GuestToPause, Point::GuestPaused),
             Self::Checkpoint => (Point::ConnectionsToKeep, Point::ConnectionsKept),
             Self::Save => (Point::GuestToSave, Point::GuestSaved),
+            Self::Store => (Point::GuestToStore, Point::GuestStored),
+            Self::DropLocal => (Point::LocalToDrop, Point::LocalDropped),
+            Self::Fetch => (Point::GuestToFetch, Point::GuestFetched),
             Self::OpenTap => (Point::TapToOpen, Point::TapOpened),
             Self::CheckFence => (Point::FenceToCheck, Point::FenceChecked),
             Self::Prepare => (Point::GuestToLoad, Point::GuestLoaded),

@@ -5,6 +5,18 @@ use crate::machine::made::Made;
 use crate::machine::{Goal, Machine};
 use crate::state::State;
 
+/// What there is of a sandbox of an earlier daemon.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct There {
+    pub(crate) process: bool,
+    /// A whole saved state: where it is, nothing has run since it was written, whatever was noted.
+    pub(crate) saved: bool,
+    /// Its disk is to be enough.
+    pub(crate) cold: bool,
+    /// The store has all of it.
+    pub(crate) stored: bool,
+}
+
 impl Machine {
     /// A sandbox of which nothing exists yet.
     pub(crate) const fn create() -> Self {
@@ -30,6 +42,12 @@ impl Machine {
         Self { woken: true, ..Self::new(Goal::Sleep, made) }
     }
 
+    /// A sandbox that the store has. What there is of it here is none of it.
+    pub(crate) const fn suspended(process: bool) -> Self {
+        let made = Made { fence: false, process, stored: true, strewn: true, ..Made::RUNNING };
+        Self { woken: true, ..Self::new(Goal::Suspend, made) }
+    }
+
     /// A sandbox of which nothing is left but its disk. A process that was booting from that is ended, and
     /// what there is of its fence is lowered before it boots again.
     pub(crate) const fn cold(process: bool) -> Self {
@@ -49,11 +67,14 @@ impl Machine {
         Self::new(goal, Made::ANYTHING)
     }
 
-    /// A sandbox of an earlier daemon, by what the journal says and by what there is: a process, and a
-    /// whole saved state. Where that is, nothing has run since it was written, whatever was noted. Where
-    /// there is neither, its disk may be enough (`cold`); so it is for one that was booting from that.
-    pub(crate) const fn found(state: State, process: bool, saved: bool, cold: bool) -> Self {
+    /// A sandbox of an earlier daemon, by what the journal says and by what there is. Where there is neither
+    /// a process nor a saved state, its disk may be enough; so it is for one that was booting from that.
+    pub(crate) const fn found(state: State, there: There) -> Self {
+        let There { process, saved, cold, stored } = there;
         match state {
+            State::Saving | State::Standby | State::Resuming if stored => Self::suspended(process),
+            State::Suspending | State::Suspended if stored => Self::suspended(process),
+            State::Suspending | State::Suspended => Self::found(State::Standby, there),
             State::Standby | State::Resuming if cold && !saved => Self::cold(process),
             State::Running if process => Self::adopt(),
             State::Saving if process => Self::interrupted(),

@@ -17,6 +17,10 @@ pub(crate) struct Made {
     pub(crate) kept: bool,
     /// What is not memory was written down whole: there is no process, or one that has not run.
     pub(crate) saved: bool,
+    /// The store has all of it, and the journal says so; nothing of it has run since.
+    pub(crate) stored: bool,
+    /// There may be files of it here beside what the store has.
+    pub(crate) strewn: bool,
     /// Nothing of it is left but its disk, from which it boots: whatever process there is, is none yet.
     pub(crate) cold: bool,
     /// It is another incarnation already, of which nobody has heard.
@@ -45,6 +49,8 @@ impl Made {
         paused: false,
         kept: false,
         saved: false,
+        stored: false,
+        strewn: false,
         cold: false,
         fresh: false,
         open: false,
@@ -56,4 +62,14 @@ impl Made {
     pub(crate) const ANYTHING: Self =
         Self { tap: true, fence: true, process: true, files: true, memory: true, ..Self::NOTHING };
     pub(crate) const RUNNING: Self = Self { greeted: true, ..Self::ANYTHING };
+}
+
+/// What of a sandbox could not be undone and is left behind; more, the further down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Left {
+    Nothing,
+    /// Its tap or parts of its fence, which need nothing of the sandbox to be taken away later.
+    Network,
+    /// Perhaps its process: while it is, the sandbox is not gone.
+    Process,
 }

@@ -62,6 +62,9 @@ struct World {
     left: bool,
     /// What was saved is of another boot of the host.
     unusable: bool,
+    /// The memory that the store has, if it has all of it, and whether the journal says so.
+    store: Option<u64>,
+    stored: bool,
     /// Its disk is enough to boot from, where that is allowed.
     allowed: bool,
     /// The journal has it as one that is to boot from that.
@@ -98,6 +101,7 @@ impl World {
                 assert!(self.fence && self.open, "started without its fence");
                 assert!(self.processes.is_empty(), "two processes");
                 assert!(!self.held && !self.kept, "with connections of another");
+                assert!(!self.stored, "the journal has it as one that has not run");
                 assert!(self.incarnation > self.booted, "two boots of one incarnation");
                 self.booted = self.incarnation;
                 self.processes.push(Process { paused: false, told: false });
@@ -130,6 +134,21 @@ impl World {
                 self.state_of = Some(self.memory);
                 self.processes.clear();
             }
+            Act::Store => {
+                assert!(self.processes.is_empty(), "stored while it may run");
+                assert_eq!(self.state_of, Some(self.memory), "another memory is stored");
+                (self.store, self.stored) = (self.state_of, true);
+            }
+            Act::DropLocal => {
+                assert!(self.stored && self.store == Some(self.memory), "nobody else has it");
+                assert!(self.processes.is_empty(), "its files are in use");
+                (self.state_of, self.unusable, self.backing) = (None, false, false);
+            }
+            Act::Fetch => {
+                assert_eq!(self.store, Some(self.memory), "another memory comes back");
+                (self.state_of, self.backing) = (self.store, true);
+                (self.unusable, self.stored) = (false, false);
+            }
             Act::OpenTap => (self.tap, self.open) = (true, true),
             Act::CheckFence => assert!(self.fence, "its fence is gone"),
             Act::Prepare => {
@@ -157,6 +176,7 @@ impl World {
                 assert!(told || !self.unheard || !known, "it waits for connections that are gone");
                 // It hears the rest at its next word.
                 self.unheard = false;
+                assert!(!self.stored, "the journal has it as one that has not run");
                 self.state_of = None;
                 self.processes[0].paused = false;
             }
@@ -183,6 +203,7 @@ impl World {
             Act::RemoveFiles => {
                 assert!(self.processes.is_empty(), "its files are in use");
                 (self.files, self.backing, self.state_of) = (false, false, None);
+                (self.store, self.stored) = (None, false);
             }
         }
     }
@@ -201,6 +222,10 @@ impl World {
             assert!(self.processes.is_empty() && whole, "asleep, and yet not");
             // Those of one that did not answer from its disk end by themselves, or with its fence.
             assert!(!self.facing || machine.is_cold(), "a socket faces a guest that sleeps");
+        }
+        if machine.next().is_none() && machine.state() == State::Suspended {
+            let whole = self.stored && self.store == Some(self.memory);
+            assert!(self.processes.is_empty() && whole, "in the store, and yet not");
         }
     }
 
@@ -224,11 +249,12 @@ impl World {
         }
         let state = self.noted.unwrap_or(State::Gone);
         let (process, saved) = (!self.processes.is_empty(), self.state_of.is_some());
-        let lost = !process && !saved && self.allowed && (host || state == State::Standby);
-        let sleeps = matches!(state, State::Saving | State::Standby | State::Resuming);
-        self.remembered = self.written && sleeps;
-        let found = Machine::found(state, process, saved, self.cold || lost);
-        found.owing(self.remembered)
+        let slept = matches!(state, State::Standby | State::Suspending | State::Suspended);
+        let lost = !process && !saved && !self.stored && self.allowed && (host || slept);
+        self.remembered =
+            self.written && (slept || matches!(state, State::Saving | State::Resuming));
+        let there = There { process, saved, cold: self.cold || lost, stored: self.stored };
+        Machine::found(state, there).owing(self.remembered)
     }
 }
 
@@ -252,6 +278,8 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
         match chance.of(24) {
             0..=3 => machine.sleep(),
             4..=7 => machine.wake(),
+            9..=11 => machine.suspend(),
+            12 => machine.stay(),
             8 if step > 60 => machine.remove(),
             _ => {}
         }
@@ -322,7 +350,12 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
                 machine.failed(act);
             }
             Fault::After => {
+                let stored = world.stored;
                 world.perform(act);
+                if matches!(act, Act::Store | Act::Fetch) {
+                    // All was done but the note in the journal, which is part of it.
+                    world.stored = stored;
+                }
                 if act == Act::Unpause {
                     machine.used_up();
                 }
@@ -363,7 +396,7 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
     }
     // Whatever happened, it arrives, and can be removed from there.
     arrive(&mut world, &mut machine);
-    let rests = [State::Running, State::Standby, State::Failed, State::Gone];
+    let rests = [State::Running, State::Standby, State::Suspended, State::Failed, State::Gone];
     assert!(rests.contains(&machine.state()), "{:?}", machine.state());
     let may_run = matches!(machine.state(), State::Running | State::Standby);
     assert!(world.backing || !may_run, "without its memory");
@@ -396,7 +429,7 @@ fn arrive(world: &mut World, machine: &mut Machine) {
     panic!("a state without an exit: {machine:?}");
 }
 
-/// Promises 63, 65.
+/// Promises 63, 65, 69.
 #[test]
 fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
     let mut met = BTreeMap::new();
@@ -426,6 +459,9 @@ fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
         Act::Refresh,
         Act::Release,
         Act::BeginAnew,
+        Act::Store,
+        Act::DropLocal,
+        Act::Fetch,
         Act::Discard,
         Act::StopProcess,
         Act::LowerFence,
@@ -439,7 +475,7 @@ fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
             assert!(times >= 20, "{act:?} met {fault:?} {times} times");
         }
     }
-    for state in [State::Running, State::Standby] {
+    for state in [State::Running, State::Standby, State::Suspended] {
         let times = met.get(&(format!("{state:?}"), Fault::HostDies)).copied().unwrap_or_default();
         assert!(times >= 20, "the host died {times} times under one that is {state:?}");
     }

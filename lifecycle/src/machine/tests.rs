@@ -1,6 +1,7 @@
 //! The order of each journey, step by step and by chance.
 
 mod asleep;
+mod elsewhere;
 
 use proptest::prelude::*;
 

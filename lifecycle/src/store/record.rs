@@ -33,6 +33,8 @@ pub(crate) struct Record {
     pub(crate) saved: Option<vmm::Saved>,
     /// Its boots from its disk alone.
     pub(crate) cold: Cold,
+    /// Where the object store has it; nothing of it has run since.
+    pub(crate) stored: Option<vault::Stored>,
     pub(crate) night: Night,
 }
 

@@ -42,6 +42,7 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
         saved: described(row, "saved", read_json(row, "saved")).flatten(),
         cold: described(row, "cold", read_json(row, "cold")).flatten().unwrap_or_default(),
         night: described(row, "night", read_json(row, "night")).flatten().unwrap_or_default(),
+        stored: intact("stored", read_json(row, "stored"), None, &mut damage),
         // Rows of layout 1 have none: such a sandbox goes on as it was, and so does one of which nobody knows.
         terms: described(row, "terms", read_json(row, "terms"))
             .flatten()

@@ -22,7 +22,8 @@ impl From<State> for Phase {
     fn from(state: State) -> Self {
         match state {
             State::Running | State::Saving | State::Resuming => Self::Running,
-            State::Standby => Self::Standby,
+            State::Standby | State::Suspending => Self::Standby,
+            State::Suspended => Self::Suspended,
             State::Creating | State::Failed | State::Deleting | State::Gone => Self::Other,
         }
     }

@@ -87,6 +87,9 @@ impl Tab {
         if turned {
             inner.work();
         }
+        if let (Phase::Suspended, Some(stored)) = (inner.account.phase(), &record.stored) {
+            inner.account.keep(stored.bytes);
+        }
         if inner.gone
             && let Some(meter) = &inner.meter
         {

@@ -7,6 +7,7 @@
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use fault::Point;
@@ -97,6 +98,16 @@ pub(super) async fn find(machine: &Machine) -> Result<Option<Saved>, Error> {
         state_bytes: whole.bytes,
         digest: whole.digest,
     }))
+}
+
+/// Gives a state that was elsewhere its name, as one of this boot.
+pub(super) async fn restore(machine: &Machine, fetched: &Path) -> Result<Saved, Error> {
+    let (path, fetched) = (machine.state.clone(), fetched.to_owned());
+    let boot_id = boot_id().unwrap_or_default();
+    let named = blocking(move || snapshot::adopt(&path, &fetched, &boot_id)).await?;
+    let (state_bytes, digest) = named;
+    let state = Some(machine.state.clone());
+    Ok(Saved { driver: DriverName::Qemu, state, state_bytes, digest })
 }
 
 /// Reads the file for a process that is about to be made; an error when this machine, on this host, is

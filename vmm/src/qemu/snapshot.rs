@@ -88,6 +88,27 @@ pub(super) fn end(path: &Path, meets: &Meets) -> Result<(u64, String), Error> {
     end().map_err(|source| file("write", at, source))
 }
 
+/// Gives a whole one that was elsewhere this name and this boot of the host. Gives its length and digest.
+pub(super) fn adopt(path: &Path, from: &Path, boot_id: &str) -> Result<(u64, String), Error> {
+    let Some(Whole { meets, bytes, digest, .. }) = open(from)? else {
+        let problem = "is not there".to_owned();
+        return Err(Error::Unusable { path: from.to_owned(), problem });
+    };
+    let name = || {
+        let meets = Meets { boot_id: boot_id.to_owned(), ..meets };
+        let head = Head { meets, bytes: bytes - HEAD as u64, digest: digest.clone() };
+        let state = OpenOptions::new().write(true).open(from)?;
+        state.write_all_at(&encode(&head)?, 0)?;
+        state.sync_all()?;
+        fs::rename(from, path)?;
+        if let Some(dir) = path.parent() {
+            File::open(dir)?.sync_all()?;
+        }
+        Ok((bytes, digest))
+    };
+    name().map_err(|source| file("take back", from, source))
+}
+
 /// Removes what a save that did not end has left.
 pub(super) fn abandon(path: &Path) {
     remove_file(&unfinished(path));
@@ -274,6 +295,26 @@ mod tests {
         assert!(problem(&path).contains("damaged"));
         fs::write(&path, &bytes).expect("written");
         assert!(open(&path).is_ok(), "control: it was good");
+    }
+
+    #[test]
+    fn a_state_that_was_elsewhere_is_one_of_this_boot_when_it_is_back_and_a_damaged_one_is_none() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = written(dir.path());
+        let away = dir.path().join("away");
+        fs::rename(&path, &away).expect("moved");
+        let (bytes, digest) = adopt(&path, &away, "another").expect("back");
+        let whole = open(&path).expect("whole").expect("there");
+        assert_eq!(
+            (whole.bytes, whole.digest, whole.meets.boot_id),
+            (bytes, digest, "another".to_owned())
+        );
+        assert!(!away.exists());
+        fs::rename(&path, &away).expect("moved");
+        let mut damaged = fs::read(&away).expect("read");
+        *damaged.last_mut().expect("not empty") ^= 1;
+        fs::write(&away, damaged).expect("written");
+        assert!(adopt(&path, &away, "third").is_err() && !path.exists());
     }
 
     #[test]

@@ -2,6 +2,10 @@
 
 use super::*;
 
+fn found(state: State, process: bool, saved: bool) -> Machine {
+    Machine::found(state, There { process, saved, ..There::default() })
+}
+
 #[test]
 fn a_sandbox_falls_asleep_and_wakes_in_this_order_and_keeps_what_it_was() {
     let mut machine = running();
@@ -77,22 +81,21 @@ fn a_guest_hears_before_it_runs_what_has_ended_with_an_earlier_daemon() {
         [(State::Standby, false, true), (State::Resuming, true, true), (State::Saving, true, false)]
     {
         for owed in [true, false] {
-            let mut machine = Machine::found(state, process, saved, false).owing(owed);
+            let mut machine = found(state, process, saved).owing(owed);
             run(&mut machine, &[]);
             machine.wake();
             let mut woken = machine.clone();
             let mut acts = names(run(&mut woken, &[]));
             if state == State::Saving {
                 // It was up already.
-                acts =
-                    names(run(&mut Machine::found(state, process, saved, false).owing(owed), &[]));
+                acts = names(run(&mut found(state, process, saved).owing(owed), &[]));
             }
             assert_eq!(before(&acts, Act::TellEnds, Act::Unpause), owed, "{state:?}: {acts:?}");
             assert!(!owed || before(&acts, Act::RaiseFence, Act::TellEnds), "{acts:?}");
         }
     }
     // What was said to a process that never ran is said again.
-    let mut machine = Machine::found(State::Standby, false, true, false).owing(true);
+    let mut machine = found(State::Standby, false, true).owing(true);
     machine.wake();
     while machine.next() != Some(Act::Unpause) {
         machine.done(machine.next().unwrap());
@@ -248,7 +251,7 @@ fn what_an_earlier_daemon_left_is_taken_up_by_what_there_is() {
         (Resuming, false, false, false, Some(Act::StopProcess), Failed),
         (Resuming, false, false, true, None, Standby),
     ] {
-        let mut machine = Machine::found(state, process, saved, cold);
+        let mut machine = Machine::found(state, There { process, saved, cold, stored: false });
         let at = format!("{state:?}, process {process}, saved {saved}, cold {cold}");
         assert_eq!(machine.next(), first, "{at}");
         run(&mut machine, &[]);
