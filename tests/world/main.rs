@@ -48,6 +48,7 @@ mod tenants;
 mod tls;
 mod udp;
 mod unreadable;
+mod unwoken;
 mod uplink;
 mod usage;
 mod writes;
