@@ -20,7 +20,7 @@ use crate::buffers;
 use crate::dial::Dialed;
 use crate::flows::{Basis, Cut, Flow};
 use crate::guest::{Guest, Passed};
-use crate::http;
+use crate::http::{self, Early};
 use crate::meter::Meter;
 use crate::questions;
 use crate::refuse::{self, Refusal};
@@ -40,8 +40,8 @@ const SEGMENT: usize = 4096;
 enum Way {
     /// Through, as bytes.
     Tunnel(Box<Open>, Bytes),
-    /// Through, request by request.
-    Requests(Bytes),
+    /// Through, request by request, the first over what was dialled for the guest's silence.
+    Requests(Bytes, Option<Box<Early>>),
 }
 
 /// A connection to the far side.
@@ -49,6 +49,13 @@ struct Open {
     passed: Passed,
     dialed: Dialed,
     account: Account,
+}
+
+impl From<Box<Open>> for Early {
+    fn from(open: Box<Open>) -> Self {
+        let Open { passed, dialed, account } = *open;
+        Self { dialed, target: passed.permit.target().clone(), _account: account }
+    }
 }
 
 /// Who speaks first, and what was dialled before that is known.
@@ -102,8 +109,8 @@ pub(crate) async fn serve(guest: Arc<Guest>, incoming: Incoming) {
             carry(&guest, &flow, stream, far, (Box::new(account), meter), flight).await;
             drop(port);
         }
-        Ok(Way::Requests(flight)) => {
-            Box::pin(http::serve(guest, flow, stream, flight, destination)).await;
+        Ok(Way::Requests(flight, early)) => {
+            Box::pin(http::serve(guest, flow, stream, (flight, early), destination)).await;
         }
         Err(Refused { refusal, protocol, name }) => {
             let mut record = guest.refused(Kind::Connection, &refusal, destination);
@@ -157,7 +164,9 @@ async fn decide(
     *heard = Instant::now();
     let revision = guest.policy.load().revision();
     let (basis, tls) = match (sniffed, early.as_ref()) {
-        (Sniffed::Http, _) => return Ok(Way::Requests(flight)),
+        (Sniffed::Http, _) => {
+            return Ok(Way::Requests(flight, early.map(|open| Box::new(Early::from(open)))));
+        }
         (Sniffed::Tls(hello), _) => match hello.sni.host() {
             Ok(sni) => (Basis::Tls { sni: sni.clone(), ech: hello.ech.is_some() }, true),
             // Without a name it is bytes like any others; a name that is none is refused.

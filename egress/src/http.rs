@@ -27,6 +27,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use policy::audit::{AuditRecord, Kind, Outcome, shown};
+use policy::judge::Target;
 use policy::name::{Authority, AuthorityHost};
 use policy::{Code, Revision, canonical_path};
 use tokio::io::AsyncWriteExt;
@@ -34,6 +35,7 @@ use tokio::time::Instant;
 
 use crate::account::Account;
 use crate::buffers;
+use crate::dial::Dialed;
 use crate::flows::{Basis, Cut, Flow};
 use crate::guest::{Guest, Passed};
 use crate::http::head::{Claim, Fault};
@@ -63,6 +65,17 @@ struct Visit {
     relay: Relay,
     notes: Arc<Notes>,
     switched: Once<Switched>,
+    early: Once<Box<Early>>,
+}
+
+/// What was dialled before the guest had said anything.
+#[derive(Debug)]
+pub(crate) struct Early {
+    pub(crate) dialed: Dialed,
+    /// Whom it was let through to.
+    pub(crate) target: Target,
+    /// Open until a request has its own.
+    pub(crate) _account: Account,
 }
 
 /// An exchange that turned its connections into streams of bytes.
@@ -97,7 +110,7 @@ pub(crate) async fn serve(
     guest: Arc<Guest>,
     flow: Arc<Flow>,
     stream: GuestSide,
-    flight: Bytes,
+    (flight, early): (Bytes, Option<Box<Early>>),
     destination: SocketAddr,
 ) {
     let begun = Instant::now();
@@ -113,6 +126,7 @@ pub(crate) async fn serve(
         relay: Relay::default(),
         notes: screen.notes(),
         switched: Once(Mutex::new(None)),
+        early: Once(Mutex::new(early)),
     });
     let serving = Arc::clone(&visit);
     let service = service_fn(move |request| {
@@ -293,6 +307,8 @@ impl Visit {
         body: Incoming,
         seen: &Seen,
     ) -> Result<Response<Relayed>, Refused> {
+        // Whatever becomes of the request, it is the first one's or nobody's.
+        let early = self.early.take();
         let revision = self.guest.policy.load().revision();
         let fault = |fault| Refused::fault(revision, fault);
         let claim = Claim::read(&head, self.destination).map_err(fault)?;
@@ -304,6 +320,8 @@ impl Visit {
         if handshake.is_some() {
             passed = self.judge(&claim, claim.upgrade(told))?;
         }
+        // What leads elsewhere is closed: by now a cut would not reach it.
+        let early = early.filter(|early| early.target == *passed.permit.target());
         // Before it is dialled: what cannot be sent is no reason for a packet.
         let mut head = claim.outgoing(head, self.destination.port()).map_err(fault)?;
         if handshake.is_some() {
@@ -311,7 +329,10 @@ impl Visit {
         }
         let mut far = match self.relay.take(&passed).await {
             Some(far) => far,
-            None => self.dial(&mut passed).await?,
+            None => match early {
+                Some(early) => self.adopt(early, &passed).await?,
+                None => self.dial(&mut passed).await?,
+            },
         };
         far.may_switch(handshake.is_some());
         let mut ending = self.record(&mut passed, &far, seen)?;
@@ -372,6 +393,18 @@ impl Visit {
 
     async fn dial(&self, passed: &mut Passed) -> Result<Far, Refusal> {
         let dialed = self.guest.dial(&self.flow, passed).await?;
+        self.over(dialed, passed).await
+    }
+
+    /// The far side that the guest is connected to already.
+    async fn adopt(&self, early: Box<Early>, passed: &Passed) -> Result<Far, Refusal> {
+        let mut far = self.over(early.dialed, passed).await?;
+        // It may have ended while the guest was silent, and has a record.
+        far.used = true;
+        Ok(far)
+    }
+
+    async fn over(&self, dialed: Dialed, passed: &Passed) -> Result<Far, Refusal> {
         let attempt = dialed.attempt();
         self.relay.over(dialed, passed, &self.guest, &self.flow).await.map_err(|error| {
             let revision = passed.permit.revision();

@@ -222,3 +222,36 @@ fn what_was_dialled_for_a_silent_guest_is_closed_once_it_names_another_host() {
         assert!(told.is_err(), "it was open while the other host was dialled");
     });
 }
+
+/// A far side that takes one connection must not see two because the guest was slow to speak.
+#[test]
+fn a_request_of_a_guest_that_was_silent_goes_over_what_was_dialled_for_its_silence() {
+    let rules = "[[rule]]\nallow = [\"web.example.com\"]\nports = [2525]\n";
+    run(rules, async |place| {
+        let listener = place.origin(ORIGIN, 2525);
+        crate::ask(&place, [169, 254, 100, 1].into(), "web.example.com").await;
+        let mut guest = soon(place.dial(ORIGIN, 2525)).await.expect("connected");
+        let (mut far, _) = soon(listener.accept()).await.expect("dialled for its silence");
+        drop(listener);
+        for path in ["/first", "/second"] {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: web.example.com:2525\r\n\r\n");
+            guest.write_all(request.as_bytes()).await.expect("sent");
+            let mut heard = Vec::new();
+            while !heard.ends_with(b"\r\n\r\n") {
+                heard.push(soon(far.read_u8()).await.expect("a request"));
+            }
+            let asked = format!("GET {path} HTTP/1.1\r\n");
+            assert!(heard.starts_with(asked.as_bytes()), "{:?}", String::from_utf8_lossy(&heard));
+            far.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.expect("sent");
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"\r\n\r\nok") {
+                answer.push(soon(guest.read_u8()).await.expect("an answer"));
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 200"), "{:?}", String::from_utf8_lossy(&answer));
+        }
+        drop(guest);
+        let told = place.record(|r| r.kind == Kind::Request && r.outcome == Outcome::Closed).await;
+        assert_eq!(told.name.as_deref(), Some("web.example.com"));
+        assert!(told.egress.is_some() && told.bytes_out > Some(0), "{told:?}");
+    });
+}

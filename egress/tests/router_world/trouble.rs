@@ -320,8 +320,14 @@ async fn denied_while_it_is_dialled(place: &Place, origin: &Peers, again: impl A
     };
     let tried = async { tokio::join!(again(), meanwhile) };
     timeout(Duration::from_secs(15), tried).await.expect("answered");
+    let again = async {
+        while count(origin) < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(5), again).await.expect("control: it is connected to again");
     let peers = origin.lock().expect("unpoisoned").clone();
-    let [_, peer] = peers[..] else { panic!("control: not connected to again: {peers:?}") };
+    let [_, peer] = peers[..] else { panic!("control: and once only: {peers:?}") };
     let told = place.record(|r| r.egress == Some(peer)).await;
     assert_eq!((told.outcome, told.code), (Outcome::Fail, Some(Code::NoRule)));
     assert_eq!(told.dialed.map(|to| to.ip()), Some(ORIGIN.into()));
