@@ -27,8 +27,9 @@ struct Session<'a> {
 impl<'a> Session<'a> {
     fn begin(lab: &'a Lab) -> Self {
         let line = format!(
-            "mkfifo /run/sql && setsid psql 'host={} port={} user=postgres dbname=postgres \
-             sslmode=verify-full sslrootcert=/etc/ssl/certs/world.pem' -qAt <>/run/sql >/run/told 2>&1 &",
+            "mkfifo /run/sql && : >/run/told && {{ setsid psql 'host={} port={} user=postgres \
+             dbname=postgres sslmode=verify-full sslrootcert=/etc/ssl/certs/world.pem' \
+             -qAt <>/run/sql >/run/told 2>&1 & }}",
             lab.database.name,
             port::POSTGRES,
         );
