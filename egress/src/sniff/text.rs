@@ -101,6 +101,8 @@ fn begins_request(line: &[u8]) -> bool {
 /// mostly a document (`<?xml ..`, `{ ..`) whose sender may end no line before it is answered.
 fn is_prose(line: &[u8]) -> bool {
     let line = line.get(..MAX_PROSE).unwrap_or(line);
+    // What comes behind the line may not have arrived, and says nothing of it.
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let third_is_other = |parts: fn(&u8) -> bool| {
         let mut words = line.split(parts).filter(|word| !word.is_empty());
         let begins =
@@ -108,7 +110,7 @@ fn is_prose(line: &[u8]) -> bool {
         words.nth(2).is_some_and(|word| !begins(word))
     };
     third_is_other(|byte| *byte == b' ')
-        && third_is_other(|byte| b" \t\r\n".contains(byte) || is_odd_space(*byte))
+        && third_is_other(|byte| b" \t\r".contains(byte) || is_odd_space(*byte))
 }
 
 /// White space of other alphabets, by which Python's `str.split` parts what it read as Latin-1, in front of

@@ -275,8 +275,8 @@ fn a_policy_in_force_is_obeyed_before_the_fence_follows_it() {
 #[test]
 fn a_write_repairs_a_fence_without_its_chain() {
     run("", async |place| {
-        place.edit("flush chain netdev postern_0 guest_pt1");
-        place.edit("delete chain netdev postern_0 udp_pt1");
+        // At once, since what is missing is soon put back.
+        place.edit("flush chain netdev postern_0 guest_pt1; delete chain netdev postern_0 udp_pt1");
         place.write(RULES, 2);
         place.rejudge().await;
         let origin = place.origin_datagrams(ORIGIN, 3478);

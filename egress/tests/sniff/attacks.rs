@@ -335,3 +335,18 @@ fn a_hello_in_a_record_of_no_version_of_tls_is_not_taken_for_other_bytes() {
         assert_eq!(sniff(other), Sniffed::Other, "{other:?}");
     }
 }
+
+/// Promise 13. Found by the fuzzer: what stood behind the first line counted as words of it.
+#[test]
+fn what_comes_behind_a_first_line_does_not_change_what_it_is() {
+    for (flight, expected) in [
+        (&b"\xff\x68\xeb HTTP/2.0\r\nTRI .I .\n J\n"[..], Sniffed::Http),
+        (b"(GET /a HTTP/1.1\nHost: b c d\n", Sniffed::Http),
+        (b"(a b c d\nGET / HTTP/1.1\n", Sniffed::Other),
+    ] {
+        let line = flight.iter().position(|byte| *byte == b'\n').expect("a line") + 1;
+        assert_eq!(byte_by_byte(flight), expected, "{flight:?}");
+        assert_eq!(sniff(flight), expected, "{flight:?}");
+        assert_eq!(sniff(&flight[..line]), expected, "{flight:?}");
+    }
+}
