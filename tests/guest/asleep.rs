@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fault::{On, Point};
@@ -178,43 +178,71 @@ fn a_guest_that_ended_by_itself_leaves_no_memory_behind() {
     eventually("its memory is gone", PATIENCE, || (!memory.exists()).then_some(()));
 }
 
+/// Answers in capitals at port 7000, one caller after the other.
+const ECHO: &str = "cat >/root/echo.py <<'E'\n\
+    import socket\n\
+    server = socket.create_server(('0.0.0.0', 7000))\n\
+    while True:\n\
+    \x20   peer, _ = server.accept()\n\
+    \x20   while said := peer.recv(100): peer.sendall(said.upper())\n\
+    \x20   peer.close()\n\
+    E\n\
+    setsid python3 /root/echo.py >/dev/null 2>&1 </dev/null &\n\
+    until grep -q :1B58 /proc/net/tcp; do sleep 0.2; done";
+
+/// Somebody outside who is connected to that port.
+pub(crate) struct Caller {
+    pub(crate) program: Child,
+    to: ChildStdin,
+    from: ChildStdout,
+}
+
+impl Caller {
+    pub(crate) fn of(sleeper: &Sleeper) -> Self {
+        sleeper.sh(ECHO);
+        let mut connect = sleeper.world.daemon().command(&["connect", &sleeper.name, "7000"]);
+        let piped = connect.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = piped.spawn().expect("run postern");
+        let (to, from) = (program.stdin.take(), program.stdout.take());
+        Self { program, to: to.expect("a pipe"), from: from.expect("a pipe") }
+    }
+
+    /// Says this; what it is answered.
+    pub(crate) fn say(&mut self, what: &[u8]) -> String {
+        self.to.write_all(what).expect("written");
+        let mut answer = vec![0; what.len()];
+        self.from.read_exact(&mut answer).expect("answered");
+        String::from_utf8(answer).expect("text")
+    }
+
+    /// All that still comes, until the connection has ended.
+    pub(crate) fn rest(mut self) -> Vec<u8> {
+        eventually("the connection has ended", PATIENCE, || {
+            self.program.try_wait().expect("its state")
+        });
+        let mut rest = Vec::new();
+        self.from.read_to_end(&mut rest).expect("what it had said");
+        rest
+    }
+}
+
 /// Promise 62. The caller's bytes wake the guest, and arrive.
 #[test]
 fn a_connection_to_a_guests_port_outlives_its_sleep_and_its_bytes_wake_it() {
-    const ECHO: &str = "cat >/root/echo.py <<'E'\n\
-        import socket\n\
-        server = socket.create_server(('0.0.0.0', 7000))\n\
-        while True:\n\
-        \x20   peer, _ = server.accept()\n\
-        \x20   while said := peer.recv(100): peer.sendall(said.upper())\n\
-        \x20   peer.close()\n\
-        E\n\
-        setsid python3 /root/echo.py >/dev/null 2>&1 </dev/null &\n\
-        until grep -q :1B58 /proc/net/tcp; do sleep 0.2; done";
     let sleeper = Sleeper::boot(&[]);
-    sleeper.sh(ECHO);
-    let mut connect = sleeper.world.daemon().command(&["connect", &sleeper.name, "7000"]);
-    let piped = connect.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut connect = piped.spawn().expect("run postern");
-    let (to, from) = (connect.stdin.take(), connect.stdout.take());
-    let (mut to, mut from) = (to.expect("a pipe"), from.expect("a pipe"));
-    let mut said = |what: &[u8]| {
-        to.write_all(what).expect("written");
-        let mut answer = vec![0; what.len()];
-        from.read_exact(&mut answer).expect("answered");
-        String::from_utf8(answer).expect("text")
-    };
-    assert_eq!(said(b"before\n"), "BEFORE\n");
+    let mut caller = Caller::of(&sleeper);
+    assert_eq!(caller.say(b"before\n"), "BEFORE\n");
     for round in 1..4 {
         sleeper.world.cli(&["standby", &sleeper.name]).ok();
         assert_eq!((sleeper.processes(), &*sleeper.state()), (0, "standby"));
-        assert_eq!(said(b"after\n"), "AFTER\n", "round {round}");
+        assert_eq!(caller.say(b"after\n"), "AFTER\n", "round {round}");
         // It answers before it was told the time.
         sleeper.until(&["running"], "it was woken");
         assert_eq!(sleeper.shown()["wakes"], round);
     }
+    let Caller { mut program, to, .. } = caller;
     drop(to);
-    assert!(connect.wait().expect("it ends").success());
+    assert!(program.wait().expect("it ends").success());
 }
 
 /// Promise 63. Attack K01.

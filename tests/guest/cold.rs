@@ -2,7 +2,7 @@
 //! ended by itself does not.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use fault::Point;
 use rusqlite::Connection;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use world::World;
 use world::machine::image;
 
-use crate::asleep::{PATIENCE, Sleeper};
+use crate::asleep::{Caller, PATIENCE, Sleeper};
 
 /// A world whose image is a folder of its own, which a test may build anew.
 fn world_of_its_own_image() -> (World, PathBuf) {
@@ -69,6 +69,8 @@ fn a_guest_whose_memory_is_lost_boots_from_its_disk_as_another_incarnation() {
     sleeper.sh("echo written >/root/kept; echo lost >/run/lost; sync");
     let (first, mut boot) = (sleeper.incarnation(), sleeper.boot_id());
     let (counter, _) = sleeper.count();
+    let mut caller = Caller::of(&sleeper);
+    assert_eq!(caller.say(b"before\n"), "BEFORE\n");
     sleeper.world.cli(&["standby", &sleeper.name]).ok();
 
     // Its image is built anew meanwhile: it is none of its business.
@@ -79,9 +81,9 @@ fn a_guest_whose_memory_is_lost_boots_from_its_disk_as_another_incarnation() {
     assert_eq!(sleeper.count().0, counter, "control: it wakes as it was");
     assert_eq!((sleeper.incarnation(), &sleeper.shown()["cold_boots"]), (first, &0.into()));
 
+    assert_eq!(caller.say(b"after\n"), "AFTER\n", "control: and so does who is connected to it");
+
     // A byte of its state is changed while it sleeps.
-    let mut connect = sleeper.world.daemon().command(&["connect", &sleeper.name, "22"]);
-    let _ = connect.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     sleeper.world.cli(&["standby", &sleeper.name]).ok();
     let state = sleeper.world.dir().join("state/sandboxes").join(&sleeper.name).join("state");
     let mut bytes = std::fs::read(&state).expect("saved");
@@ -91,6 +93,7 @@ fn a_guest_whose_memory_is_lost_boots_from_its_disk_as_another_incarnation() {
         sleeper.sh("cat /root/kept; cat /run/lost 2>/dev/null || echo none"),
         "written\nnone"
     );
+    assert_eq!(caller.rest(), b"", "what was connected to its memory has ended");
     let shown = sleeper.shown();
     let booted = std::mem::replace(&mut boot, sleeper.boot_id());
     assert_ne!(booted, boot, "its memory is new");
