@@ -54,7 +54,7 @@ struct Open {
 impl From<Box<Open>> for Early {
     fn from(open: Box<Open>) -> Self {
         let Open { passed, dialed, account } = *open;
-        Self { dialed, target: passed.permit.target().clone(), _account: account }
+        Self { dialed, target: passed.permit.target().clone(), account }
     }
 }
 

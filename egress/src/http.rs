@@ -74,8 +74,8 @@ pub(crate) struct Early {
     pub(crate) dialed: Dialed,
     /// Whom it was let through to.
     pub(crate) target: Target,
-    /// Open until a request has its own.
-    pub(crate) _account: Account,
+    /// Open until it ends, requests or not.
+    pub(crate) account: Account,
 }
 
 /// An exchange that turned its connections into streams of bytes.
@@ -193,23 +193,23 @@ async fn carry(
 ) {
     let meter = far.meter.clone();
     let begin = async {
-        let (far, early, port) = far.into_switched().await?;
+        let (far, early, held) = far.into_switched().await?;
         guest.gate.within(guest.limits.idle, stream.write_all(&early)).await?.ok()?;
-        Some((far, port, Duplex::new(&early)))
+        Some((far, held, Duplex::new(&early)))
     };
     let begun = tokio::select! {
         biased;
         _ = flow.cut() => None,
         far = begin => far,
     };
-    let Some((far, port, frames)) = begun else { return stream.reset() };
+    let Some((far, held, frames)) = begun else { return stream.reset() };
     let cut = async {
         flow.cut().await;
     };
     let Guest { limits, pool, .. } = guest;
     let with = (&meter, pool, &frames);
     ending.tunnelled(websocket(stream, far, flight, limits, with, cut).await);
-    drop(port);
+    drop(held);
 }
 
 /// Records a cut between two requests: the records of both are closed, or not yet opened.
@@ -393,20 +393,25 @@ impl Visit {
 
     async fn dial(&self, passed: &mut Passed) -> Result<Far, Refusal> {
         let dialed = self.guest.dial(&self.flow, passed).await?;
-        self.over(dialed, passed).await
+        self.over(dialed, None, passed).await
     }
 
     /// The far side that the guest is connected to already.
     async fn adopt(&self, early: Box<Early>, passed: &Passed) -> Result<Far, Refusal> {
-        let mut far = self.over(early.dialed, passed).await?;
+        let mut far = self.over(early.dialed, Some(early.account), passed).await?;
         // It may have ended while the guest was silent, and has a record.
         far.used = true;
         Ok(far)
     }
 
-    async fn over(&self, dialed: Dialed, passed: &Passed) -> Result<Far, Refusal> {
+    async fn over(
+        &self,
+        dialed: Dialed,
+        account: Option<Account>,
+        passed: &Passed,
+    ) -> Result<Far, Refusal> {
         let attempt = dialed.attempt();
-        self.relay.over(dialed, passed, &self.guest, &self.flow).await.map_err(|error| {
+        self.relay.over(dialed, account, passed, &self.guest, &self.flow).await.map_err(|error| {
             let revision = passed.permit.revision();
             let refusal = Refusal::because(Code::UpstreamUnreachable, revision).detailed(error);
             refusal.after(attempt)

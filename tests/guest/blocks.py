@@ -44,15 +44,10 @@ async def answer(stream, reader, writer):
 
 def streamed():
     try:
-        # A busy machine may take a while to let the first one through.
-        for _ in range(5):
-            connection = http.client.HTTPConnection(host, clear)
-            connection.request('GET', '/stream')
-            port = connection.sock.getsockname()[1]
-            response, number = connection.getresponse(), 0
-            if response.status != 502:
-                break
-        note('http', port=port)
+        connection = http.client.HTTPConnection(host, clear)
+        connection.request('GET', '/stream')
+        note('http', port=connection.sock.getsockname()[1])
+        response, number = connection.getresponse(), 0
         if response.status != 200:
             raise ValueError(f'{response.status} {response.read(500)}')
         while True:

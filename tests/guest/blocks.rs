@@ -94,14 +94,12 @@ impl Far {
         self.connections.load(SeqCst)
     }
 
-    /// Its connection: where clients speak first, the first one on which one does.
-    async fn take(&self, listener: TcpListener, speaks: bool) -> TcpStream {
-        let (stream, peer) = loop {
-            let Ok((stream, peer)) = listener.accept().await else { continue };
-            if !speaks || stream.peek(&mut [0]).await.is_ok_and(|came| came > 0) {
-                break (stream, peer);
-            }
-        };
+    async fn take(&self, listener: TcpListener) -> TcpStream {
+        let mut first = None;
+        while first.is_none() {
+            first = listener.accept().await.ok();
+        }
+        let (stream, peer) = first.expect("just accepted");
         self.connections.fetch_add(1, SeqCst);
         *self.peer.lock().expect("peer") = Some(peer);
         stream.set_nodelay(true).expect("set");
@@ -265,7 +263,7 @@ fn serve<S: Future<Output = ()>>(
         runtime().block_on(async move {
             let again = listener.try_clone().and_then(TcpListener::from_std).expect("a listener");
             let listener = TcpListener::from_std(listener).expect("a listener");
-            let stream = far.take(listener, far.name == "http").await;
+            let stream = far.take(listener).await;
             tokio::join!(speak(Arc::clone(&far), stream), far.count(again));
         });
     });

@@ -106,13 +106,21 @@ struct Line {
     traffic: Arc<Traffic>,
     queue: Queue,
     wanted: Arc<AtomicBool>,
+    held: Held,
+}
+
+/// What a connection has for as long as its socket is open, and a little longer.
+#[derive(Debug)]
+pub(super) struct Held {
     /// Of the egress address.
-    port: Port,
+    _port: Port,
+    /// Of one that was dialled before there was a request.
+    _account: Option<Account>,
 }
 
 /// A connection on its way from one task to another; reset when it does not get there.
 #[derive(Debug)]
-struct Handed(Option<(TcpStream, Bytes, Port)>);
+struct Handed(Option<(TcpStream, Bytes, Held)>);
 
 /// A look at what is queued, again and again, as long as it becomes less.
 struct Queue {
@@ -196,10 +204,12 @@ impl Relay {
         }
     }
 
-    /// Speaks HTTP on a connection; it is reset when the guest's is cut.
+    /// Speaks HTTP on a connection, whose own account, if it has one, is open until it ends; it is reset
+    /// when the guest's is cut.
     pub(super) async fn over(
         &self,
         dialed: Dialed,
+        account: Option<Account>,
         passed: &Passed,
         guest: &Guest,
         flow: &Arc<Flow>,
@@ -226,7 +236,7 @@ impl Relay {
             traffic: Arc::clone(&traffic),
             queue: Queue::new(dialed.egress, dialed.remote),
             wanted: Arc::clone(&switching),
-            port: dialed.port,
+            held: Held { _port: dialed.port, _account: account },
         };
         let task = tokio::spawn(line.carry(connection, give));
         *lock(&self.task) = Some(Task { reset, _guest: gone.drop_guard(), over: task });
@@ -285,7 +295,7 @@ impl Line {
         let stream = parts.io.into_inner().into_stream();
         if whole && self.wanted.load(Relaxed) {
             // Fails only when nobody waits for it any more.
-            let _ = give.send(Handed(Some((stream, parts.read_buf, self.port))));
+            let _ = give.send(Handed(Some((stream, parts.read_buf, self.held))));
         } else {
             if whole {
                 // Our end, if it has not been sent yet. Fails on a connection that is gone.
@@ -340,9 +350,9 @@ impl Queue {
 
 impl Drop for Handed {
     fn drop(&mut self) {
-        if let Some((stream, _, port)) = self.0.take() {
+        if let Some((stream, _, held)) = self.0.take() {
             refuse::reset(stream);
-            drop(port);
+            drop(held);
         }
     }
 }
@@ -375,7 +385,7 @@ impl Far {
     }
 
     /// The connection after the answer that it is no longer HTTP's. None when it was lost.
-    pub(super) async fn into_switched(self) -> Option<(TcpStream, Bytes, Port)> {
+    pub(super) async fn into_switched(self) -> Option<(TcpStream, Bytes, Held)> {
         let mut handed = self.switched.await.ok()?;
         handed.0.take()
     }

@@ -249,9 +249,19 @@ fn a_request_of_a_guest_that_was_silent_goes_over_what_was_dialled_for_its_silen
             }
             assert!(answer.starts_with(b"HTTP/1.1 200"), "{:?}", String::from_utf8_lossy(&answer));
         }
+        let mut first = None;
+        for _ in 0..2 {
+            let told = place.record(|r| r.kind != Kind::Dns && r.outcome == Outcome::Closed).await;
+            assert_eq!((told.kind, told.name.as_deref()), (Kind::Request, Some("web.example.com")));
+            assert!(told.egress.is_some() && told.bytes_out > Some(0), "{told:?}");
+            first = told.egress;
+        }
         drop(guest);
-        let told = place.record(|r| r.kind == Kind::Request && r.outcome == Outcome::Closed).await;
-        assert_eq!(told.name.as_deref(), Some("web.example.com"));
-        assert!(told.egress.is_some() && told.bytes_out > Some(0), "{told:?}");
+        let told = place.record(|r| r.outcome == Outcome::Closed).await;
+        assert_eq!(
+            (told.kind, told.egress),
+            (Kind::Connection, first),
+            "it ends after its requests"
+        );
     });
 }
