@@ -25,6 +25,7 @@ mod night;
 mod terms;
 mod cold;
 mod state;
+mod database;
 mod threads;
 mod reason;
 mod error;

@@ -10,15 +10,15 @@ mod counter;
 mod record;
 mod stored;
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fault::Point;
 use policy::{Revision, SandboxName};
-use rusqlite::{Connection, Transaction, params};
+use rusqlite::{Transaction, params};
 
 use crate::cold::Cold;
+use crate::database::{Database, Layout};
 use crate::error::Error;
 use crate::state::State;
 use crate::store::counter::advance;
@@ -87,39 +87,19 @@ const SANDBOXES: &str = "
 
 /// The store. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Store {
-    connection: Arc<Mutex<Connection>>,
-    path: PathBuf,
-}
+pub(crate) struct Store(Database);
 
 impl Store {
     /// Opens the store, making it where there is none.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let fail = |doing| move |source| Error::store(doing, path, source);
-        let connection = Connection::open(path).map_err(fail("opening"))?;
-        connection
-            .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
-            .map_err(fail("setting up the journal mode"))?;
-        let version: i64 = connection
-            .query_row("PRAGMA user_version", [], |row| row.get(0))
-            .map_err(fail("reading the version"))?;
-        match version {
-            0 => connection
-                .execute_batch(&format!("BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"))
-                .map_err(fail("making the tables"))?,
-            1 => connection
-                .execute_batch(&format!("BEGIN; {TO_2} PRAGMA user_version = {VERSION}; COMMIT;"))
-                .map_err(fail("bringing the tables to this program's layout"))?,
-            VERSION => {}
-            other => {
-                let problem = format!("it has layout {other}, this program knows {VERSION}");
-                return Err(Error::store("reading the version", path, problem));
-            }
-        }
-        for later in [RESTS, KEPT, DISKS, COLD, NIGHTS, STORED] {
-            connection.execute_batch(later).map_err(fail("making the tables"))?;
-        }
-        Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
+        let layout = Layout {
+            synchronous: "FULL",
+            version: VERSION,
+            tables: TABLES,
+            older: &[(1, TO_2)],
+            later: &[RESTS, KEPT, DISKS, COLD, NIGHTS, STORED],
+        };
+        Database::open(path, &layout).map(Self)
     }
 
     async fn run<T: Send + 'static>(
@@ -127,19 +107,7 @@ impl Store {
         doing: &'static str,
         act: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
-        let connection = self.connection.clone();
-        let joined = tokio::task::spawn_blocking(move || -> rusqlite::Result<T> {
-            // A poisoned lock means a panic inside a transaction, which was rolled back.
-            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            let transaction = connection.transaction()?;
-            let out = act(&transaction)?;
-            transaction.commit()?;
-            Ok(out)
-        });
-        match joined.await {
-            Ok(done) => done.map_err(|source| Error::store(doing, &self.path, source)),
-            Err(panic) => Err(Error::store(doing, &self.path, panic)),
-        }
+        self.0.run(doing, act).await
     }
 
     /// Every sandbox, oldest first. One whose row is damaged is there, too, as long as the row says
@@ -161,7 +129,7 @@ impl Store {
     pub(crate) fn unreadable(&self, table: &str, id: i64, key: &str, problem: &str) -> Error {
         Error::Row {
             row: format!("the row {key:?} of the table {table}"),
-            path: self.path.clone(),
+            path: self.0.path().to_owned(),
             problem: problem.to_owned(),
             remedy: format!("DELETE FROM {table} WHERE rowid = {id}"),
         }
@@ -454,7 +422,10 @@ mod tests {
     fn a_store_of_another_layout_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("postern.db");
-        Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 99").unwrap();
+        rusqlite::Connection::open(&path)
+            .unwrap()
+            .execute_batch("PRAGMA user_version = 99")
+            .unwrap();
         let error = Store::open(&path).unwrap_err();
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert!(cause.contains("layout 99"), "{cause}");
@@ -468,7 +439,7 @@ mod tests {
         Store::open(&path).unwrap().insert(record("a", 1), "{}".to_owned()).await.unwrap();
         let old = "ALTER TABLE sandbox DROP COLUMN terms; ALTER TABLE sandbox DROP COLUMN saved;
                    PRAGMA user_version = 1";
-        Connection::open(&path).unwrap().execute_batch(old).unwrap();
+        rusqlite::Connection::open(&path).unwrap().execute_batch(old).unwrap();
         let store = Store::open(&path).unwrap();
         let found = store.sandboxes().await.unwrap();
         assert_eq!((found[0].terms.clone(), found[0].reason.clone()), (Terms::none(), None));

@@ -1,4 +1,4 @@
-//! What sandboxes have used, over HTTP: to each tenant its own.
+//! What sandboxes have used, over HTTP: to each tenant its own, and never what is another's.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

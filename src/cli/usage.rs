@@ -1,4 +1,5 @@
-//! `postern usage`: what sandboxes have used, as a table or as JSON lines.
+//! `postern usage`: what sandboxes have used, as a table or as JSON lines. Never sums up
+//! what the API has not.
 
 use policy::{SandboxName, TenantName};
 

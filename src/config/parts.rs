@@ -1,4 +1,5 @@
-//! What each room needs of the configuration, in its own words.
+//! What each room needs of the configuration, in its own words. Checks nothing: that is done
+//! before.
 
 use std::net::IpAddr;
 

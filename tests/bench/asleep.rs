@@ -30,7 +30,7 @@ const ECHO: &str = "cat >/root/echo.py <<'E'\n\
 
 const STANDBY: &str = "From the request to its answer, when the guest is saved and its process is gone. \
     `external`: hooks that do nothing, so that what is left is ours. What the process had held was a file already: the kernel can have those pages once they are written, which begins at once.";
-const RESUME: &str = "From a byte on a connection that was open before the guest slept to the answer of the guest on it; the least there is: the same guest started anew, to the same answer. \
+const RESUME: &str = "From a byte on a connection that was open before the guest slept to the answer of the guest on it; beside it the same guest started anew, to the same answer, the command that starts its server included (once, not in each round). \
     `external`: from the request to wake to its answer, with hooks that do nothing.";
 
 /// A stage with one guest that has a connection open, and does not sleep by itself.

@@ -5,9 +5,7 @@
 //! guest sleeps on. Nothing but an answer to a ping is ever said for a guest, and only between two frames of
 //! its own; whatever cannot be read, answered or kept wakes it.
 
-use std::collections::hash_map::RandomState;
 use std::future::poll_fn;
-use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -138,7 +136,10 @@ impl Duplex {
         let answer = match kind {
             // A frame of its own is half sent.
             Keepalive::Ping if !locked(&self.out).is_between() => return Ok(Came::Meant),
-            Keepalive::Ping => pong(payload),
+            Keepalive::Ping => match getrandom::u32() {
+                Ok(key) => pong(payload, key.to_ne_bytes()),
+                Err(_) => return Ok(Came::Meant),
+            },
             Keepalive::Pong if locked(&self.kept).len() + length > KEPT => return Ok(Came::Meant),
             Keepalive::Pong => Vec::new(),
         };
@@ -168,9 +169,7 @@ impl Duplex {
 
 /// The answer of a client to a ping (RFC 6455, section 5.5.3), masked as each of its frames is, by a key that
 /// nobody foresees (section 10.3).
-fn pong(payload: &[u8]) -> Vec<u8> {
-    let key = RandomState::new().build_hasher().finish().to_be_bytes();
-    let key = key.first_chunk::<4>().copied().unwrap_or_default();
+fn pong(payload: &[u8], key: [u8; 4]) -> Vec<u8> {
     let length = u8::try_from(payload.len()).unwrap_or(u8::MAX);
     let mut frame = vec![0x8a, 0x80 | length];
     frame.extend(key);

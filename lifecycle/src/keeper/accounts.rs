@@ -1,4 +1,4 @@
-//! What sandboxes have used, for who pays.
+//! What sandboxes have used, for who pays. Only asks the ledger; never counts anything itself.
 
 use crate::error::Error;
 use crate::keeper::Keeper;

@@ -9,14 +9,13 @@ mod ask;
 mod room;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::path::Path;
 
 use policy::{SandboxName, TenantName};
-use rusqlite::{Connection, Transaction, params};
+use rusqlite::{Transaction, params};
 
+use crate::database::{Database, Layout};
 use crate::error::Error;
-use crate::threads::{aside, locked};
 use crate::usage::account::{Hours, Mark};
 use crate::usage::amount::{Amounts, PEAK};
 
@@ -38,31 +37,19 @@ pub(crate) struct Entry {
 
 /// The book. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Book {
-    connection: Arc<Mutex<Connection>>,
-    path: PathBuf,
-}
+pub(crate) struct Book(Database);
 
 impl Book {
     /// Opens it, making it where there is none.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let fail = |doing| move |source| Error::store(doing, path, source);
-        let connection = Connection::open(path).map_err(fail("opening the accounts"))?;
-        connection
-            .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;")
-            .map_err(fail("setting up the accounts"))?;
-        let version: i64 = connection
-            .query_row("PRAGMA user_version", [], |row| row.get(0))
-            .map_err(fail("reading the version of the accounts"))?;
-        match version {
-            0 => connection.execute_batch(&tables()).map_err(fail("making the accounts"))?,
-            VERSION => {}
-            other => {
-                let problem = format!("it has layout {other}, this program knows {VERSION}");
-                return Err(Error::store("reading the version of the accounts", path, problem));
-            }
-        }
-        Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
+        let layout = Layout {
+            synchronous: "NORMAL",
+            version: VERSION,
+            tables: &tables(),
+            older: &[],
+            later: &[],
+        };
+        Database::open(path, &layout).map(Self)
     }
 
     async fn run<T: Send + 'static>(
@@ -70,15 +57,7 @@ impl Book {
         doing: &'static str,
         act: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
-        let connection = Arc::clone(&self.connection);
-        let done = aside(move || -> rusqlite::Result<T> {
-            let mut connection = locked(&connection);
-            let transaction = connection.transaction()?;
-            let out = act(&transaction)?;
-            transaction.commit()?;
-            Ok(out)
-        });
-        done.await?.map_err(|source| Error::store(doing, &self.path, source))
+        self.0.run(doing, act).await
     }
 
     /// How far the open accounts are counted, by sandbox, and whose they are. One that cannot be read is
@@ -149,8 +128,7 @@ fn tables() -> String {
     let columns: String =
         Amounts::COLUMNS.iter().map(|name| format!("{name} INTEGER NOT NULL,\n")).collect();
     format!(
-        "BEGIN;
-        CREATE TABLE used (
+        "CREATE TABLE used (
             tenant TEXT NOT NULL, hour INTEGER NOT NULL, sandbox TEXT NOT NULL,
             {columns} PRIMARY KEY (tenant, hour, sandbox)
         ) STRICT, WITHOUT ROWID;
@@ -161,8 +139,7 @@ fn tables() -> String {
         ) STRICT, WITHOUT ROWID;
         CREATE TABLE open (
             sandbox TEXT PRIMARY KEY, account INTEGER NOT NULL, tenant TEXT NOT NULL, mark TEXT NOT NULL
-        ) STRICT;
-        PRAGMA user_version = {VERSION}; COMMIT;"
+        ) STRICT;"
     )
 }
 

@@ -1,5 +1,5 @@
 //! The bodies of an exchange on their way: they keep its account open until they are over, and an answer may
-//! be an event stream.
+//! be an event stream. Never holds more of one than a frame, and of a stream what waits for a sleeping guest.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What the book is asked: sums by sandbox, by tenant, or hour by hour, over a span of whole hours.
+//! What the book is asked: sums by sandbox, by tenant, or hour by hour, over a span of whole hours. Never
+//! changes the book.
 
 use rusqlite::Row;
 use rusqlite::types::Value;

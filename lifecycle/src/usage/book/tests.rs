@@ -145,6 +145,9 @@ async fn a_book_of_another_layout_is_refused() {
     let (dir, book) = open();
     drop(book);
     let path = dir.path().join("usage.db");
-    Connection::open(&path).expect("open").execute_batch("PRAGMA user_version = 9").expect("set");
+    rusqlite::Connection::open(&path)
+        .expect("open")
+        .execute_batch("PRAGMA user_version = 9")
+        .expect("set");
     assert!(Book::open(&path).is_err());
 }
