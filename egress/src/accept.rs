@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use policy::Slot;
 use policy::net::GATEWAY_IP;
-use socket2::{Protocol, Type};
+use socket2::{Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::facing;
@@ -46,10 +46,10 @@ pub(crate) fn listener(slot: Slot, port: u16) -> io::Result<std::net::TcpListene
 
 /// A socket from which a port of the guest in this slot can be connected to. Transparent, because
 /// the divert rule only leaves a connection alone whose socket is.
-pub(crate) fn caller(slot: Slot) -> io::Result<std::net::TcpStream> {
+pub(crate) fn caller(slot: Slot) -> io::Result<Socket> {
     let socket = facing::socket(slot, Type::STREAM, Protocol::TCP)?;
     socket.bind(&SocketAddrV4::new(GATEWAY_IP, 0).into())?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// The next connection, or where the next one wanted to go that had to be turned away: reset,

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use policy::Slot;
-use tokio::net::{TcpSocket, TcpStream};
+use socket2::{SockFilter, SockRef, Socket};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::accept;
@@ -19,6 +21,8 @@ use crate::stream::GuestStream;
 
 /// How long a sleeping guest that is called may take to wake.
 const WAKE: Duration = Duration::from_secs(60);
+/// A filter of one instruction: every packet is dropped (the kernel's `networking/filter.rst`, `ret #0`).
+const TAKE_NOTHING: SockFilter = SockFilter::new(0x06, 0, 0, 0);
 /// How long a SYN may be unanswered before it is sent anew: the first may be lost while a tap comes
 /// up, and the kernel would only repeat it after a second.
 const CALL_AGAIN: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(50)];
@@ -64,15 +68,46 @@ impl Shared {
         link::carrier(&self.world, slot, link::CARRIER_WAIT).await?;
         for patience in CALL_AGAIN.into_iter().chain([self.config.limits.connect]) {
             let socket = match self.world.run(move || accept::caller(slot)).await? {
-                Ok(socket) => TcpSocket::from_std_stream(socket),
+                Ok(socket) => socket,
                 Err(error) => return Ok(Err(error)),
             };
             buffers::bound(&socket, call.rank());
             let to = SocketAddr::from((slot.address(), port));
-            if let Ok(connected) = timeout(patience, socket.connect(to)).await {
+            if let Some(connected) = once(socket, to, patience).await.transpose() {
                 return Ok(connected);
             }
         }
         Ok(Err(io::ErrorKind::TimedOut.into()))
     }
 }
+
+/// One SYN, and the connection that came of it; none when the guest has not answered in time.
+async fn once(socket: Socket, to: SocketAddr, patience: Duration) -> io::Result<Option<TcpStream>> {
+    match socket.connect(&to.into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::EINPROGRESS as i32) => return Err(error),
+        _ => {}
+    }
+    let stream = TcpStream::from_std(socket.into())?;
+    if timeout(patience, stream.writable()).await.is_err() && !has_answered(&stream)? {
+        return Ok(None);
+    }
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(Some(stream)),
+    }
+}
+
+/// Whether the guest has answered after all. If not, its answer is not taken any more, but refused when the
+/// socket is closed: to the guest, one that is closed after it would be a caller who says nothing.
+fn has_answered(stream: &TcpStream) -> io::Result<bool> {
+    let socket = SockRef::from(stream);
+    socket.attach_filter(&[TAKE_NOTHING])?;
+    match socket.peer_addr() {
+        Ok(_) => socket.detach_filter().map(|()| true),
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -31,11 +31,15 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use egress::Limits;
 use peers::{Tls, count, serve, sink, soon};
-use place::{EGRESS, ORIGIN, SINK, run};
+use place::{EGRESS, ORIGIN, SINK, limits, run, run_within};
 use policy::Code;
 use policy::audit::{Kind, Outcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Far less than a router waits here for first words, and far more than a slow machine stands still.
+const AT_ONCE: Duration = Duration::from_secs(20);
 
 const RULES: &str = r#"
 [[rule]]
@@ -89,14 +93,14 @@ fn an_allowed_name_sent_to_a_foreign_address_goes_where_we_resolve_it() {
 
 #[test]
 fn a_denied_tls_name_gets_an_alert_at_once_and_nothing_leaves() {
-    run(RULES, async |place| {
+    run_within(patient(), RULES, async |place| {
         let tls = Tls::new(&["api.example.com", "evil.example.com"]);
         let origin = tls.echo(place.origin(ORIGIN, 443));
         let stream = soon(place.dial(ORIGIN, 443)).await.expect("connected");
         let begun = Instant::now();
         let refused = soon(tls.client(stream, "evil.example.com")).await.expect_err("refused");
         assert!(refused.to_string().contains("AccessDenied"), "{refused}");
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < AT_ONCE);
         assert_eq!(count(&origin), 0);
         assert!(place.asked.lock().expect("unpoisoned").is_empty(), "a resolver was asked");
         let deny = place.record(|r| r.kind == Kind::Connection).await;
@@ -111,17 +115,21 @@ fn a_denied_tls_name_gets_an_alert_at_once_and_nothing_leaves() {
 
 #[test]
 fn bytes_that_carry_no_name_are_reset_and_nothing_leaves() {
-    run(RULES, async |place| {
+    run_within(patient(), RULES, async |place| {
         let (web, other) = (sink(place.origin(SINK, 443)), sink(place.origin(SINK, 22)));
         for port in [443, 22] {
             let begun = Instant::now();
             assert!(is_reset(&place, SINK, port, b"SSH-2.0-client\r\n").await, "port {port}");
-            assert!(begun.elapsed() < Duration::from_secs(1), "port {port}");
+            assert!(begun.elapsed() < AT_ONCE, "port {port}");
             let deny = place.record(|r| r.kind == Kind::Connection).await;
             assert_eq!((deny.outcome, deny.code), (Outcome::Deny, Some(Code::NoName)));
         }
         assert_eq!((count(&web), count(&other)), (0, 0));
     });
+}
+
+fn patient() -> Limits {
+    Limits { first_flight: 3 * AT_ONCE, idle: 3 * AT_ONCE, ..limits() }
 }
 
 /// Connects, says something, and is reset before anything comes back; a reset may come so early
@@ -137,10 +145,10 @@ async fn is_reset(place: &place::Place, address: Ipv4Addr, port: u16, words: &[u
 
 #[test]
 fn a_silent_guest_is_refused_at_once_where_no_rule_names_the_port() {
-    run(RULES, async |place| {
+    run_within(patient(), RULES, async |place| {
         let begun = Instant::now();
         assert!(is_reset(&place, SINK, 22, b"").await);
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < AT_ONCE);
     });
 }
 

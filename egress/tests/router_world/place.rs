@@ -208,7 +208,7 @@ impl Place {
         let Self { land, start, router, policy, slot, records, asked } = self;
         drop(router);
         // Its sockets close when its tasks have been let go, which a dead process needs not wait for.
-        let deadline = Instant::now() + Duration::from_secs(3);
+        let deadline = Instant::now() + Duration::from_secs(30);
         let router = loop {
             match start.try_router().await {
                 Err(_) if Instant::now() < deadline => {
@@ -305,7 +305,7 @@ impl Place {
 
     /// Waits for a record; names the ones that came instead when it does not.
     pub(crate) async fn record(&self, wanted: impl Fn(&AuditRecord) -> bool) -> AuditRecord {
-        let deadline = Instant::now() + Duration::from_secs(3);
+        let deadline = Instant::now() + Duration::from_secs(30);
         let mut others = Vec::new();
         while Instant::now() < deadline {
             match self.records.take() {

@@ -325,7 +325,7 @@ async fn denied_while_it_is_dialled(place: &Place, origin: &Peers, again: impl A
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(Duration::from_secs(5), again).await.expect("control: it is connected to again");
+    timeout(Duration::from_secs(30), again).await.expect("control: it is connected to again");
     let peers = origin.lock().expect("unpoisoned").clone();
     let [_, peer] = peers[..] else { panic!("control: and once only: {peers:?}") };
     let told = place.record(|r| r.egress == Some(peer)).await;
