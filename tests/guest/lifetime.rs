@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use crate::machine::Machine;
 use world::World;
@@ -75,7 +74,6 @@ fn a_guest_that_still_boots_is_gone_at_once() {
         let pid = eventually("its process runs", PATIENT, || {
             world.api("GET", &path, &[]).json["pid"].as_i64()
         });
-        let began = Instant::now();
         if killed {
             world.daemon().kill();
             world.daemon().start(&world.host);
@@ -85,9 +83,10 @@ fn a_guest_that_still_boots_is_gone_at_once() {
         } else {
             assert_eq!(world.api("DELETE", &path, &[]).status, 204);
         }
-        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
         eventually("the process is gone", PATIENT, || (!process(pid).exists()).then_some(()));
         assert_ne!(creating.wait().expect("it ends").code(), Some(0));
+        let log = world.daemon().log();
+        assert!(!log.contains("guest did not power off"), "it was waited for: {log}");
     }
 }
 

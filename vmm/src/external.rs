@@ -299,6 +299,6 @@ mod tests {
         let start = Instant::now();
         let error = driver.start(&machine(dir.path()), tap()).await.expect_err("it hangs");
         assert!(matches!(error, Error::Slow { .. }));
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(100));
     }
 }

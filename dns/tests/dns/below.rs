@@ -344,7 +344,7 @@ async fn chains_of_aliases_that_loop_or_do_not_end_lead_nowhere() {
         let start = Instant::now();
         let answer = world.ask(&format!("{label}.wild.example.com."), RecordType::A).await;
         assert!(answer.answers.is_empty(), "{label}: {answer}");
-        assert!(start.elapsed() < Duration::from_secs(5), "{label}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{label}: {:?}", start.elapsed());
     }
     let asked = upstream.asked().len();
     assert!(asked < 150, "{asked} questions");

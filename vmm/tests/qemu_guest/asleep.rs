@@ -233,9 +233,9 @@ async fn a_saved_guest_is_gone_and_goes_on_where_it_was_again_and_again() {
     guest.qemu.pause(&guest.process).await.expect("paused");
     guest.qemu.pause(&guest.process).await.expect("twice is no error");
     let begin = Instant::now();
-    let stopping = qemu().with_grace(Duration::from_secs(20));
+    let stopping = qemu().with_grace(Duration::from_secs(60));
     stopping.stop(&guest.process).await.expect("stopped");
-    assert!(begin.elapsed() < Duration::from_secs(5), "a paused guest heeds no power button");
+    assert!(begin.elapsed() < Duration::from_secs(30), "a paused guest heeds no power button");
 }
 
 #[tokio::test(flavor = "multi_thread")]
