@@ -177,7 +177,7 @@ struct Table {
 /// Connections of one slot that are still to be judged again.
 #[derive(Debug)]
 pub(crate) struct Again {
-    open: std::vec::IntoIter<Weak<Entry>>,
+    open: std::vec::IntoIter<(u64, Weak<Entry>)>,
 }
 
 #[derive(Debug, Default)]
@@ -241,8 +241,9 @@ impl Flows {
     /// Those that are registered now, to be judged again one by one. None of them is kept by it, and
     /// others come and go meanwhile: judging may take long.
     pub(crate) fn again(&self) -> Again {
-        let open = lock(&self.table).open.values().map(Arc::downgrade).collect::<Vec<_>>();
-        Again { open: open.into_iter() }
+        let table = lock(&self.table);
+        let open = table.open.iter().map(|(id, entry)| (*id, Arc::downgrade(entry)));
+        Again { open: open.collect::<Vec<_>>().into_iter() }
     }
 
     /// What the connection of this number is let through by, as long as that is under way.
@@ -274,27 +275,32 @@ impl Flows {
 
 impl Again {
     /// Judges the next of them, if it was let through, and cuts it if it is denied now; it is over
-    /// when `ending` says so, and so is one that was cut before. None when there is no other.
+    /// when `ending` says so, and so is one that was cut before; otherwise the permit by which it stays,
+    /// and its number. None when there is no other.
     pub(crate) fn next(
         &mut self,
         policy: &Compiled,
         own: &OwnAddresses,
         ending: &Ending,
-    ) -> Option<Rejudged> {
+    ) -> Option<(Rejudged, Option<(u64, Permit)>)> {
         let mut done = Rejudged::default();
-        let Some(entry) = self.open.next()?.upgrade() else { return Some(done) };
+        let (id, entry) = self.open.next()?;
+        let Some(entry) = entry.upgrade() else { return Some((done, None)) };
         if entry.cut.get().is_some() {
             ending.watch(&entry);
-            return Some(done);
+            return Some((done, None));
         }
         let judged = lock(&entry.noted).as_ref().map(|note| Arc::clone(&note.judged));
-        let Some(judged) = judged else { return Some(done) };
+        let Some(judged) = judged else { return Some((done, None)) };
         done.checked = 1;
-        if let Err(denial) = judged.again(policy, own) {
-            done.cut = usize::from(entry.cut(Cut::Denied(denial)));
-            ending.watch(&entry);
+        match judged.again(policy, own) {
+            Ok(permit) => Some((done, Some((id, permit)))),
+            Err(denial) => {
+                done.cut = usize::from(entry.cut(Cut::Denied(denial)));
+                ending.watch(&entry);
+                Some((done, None))
+            }
         }
-        Some(done)
     }
 }
 

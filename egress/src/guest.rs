@@ -69,7 +69,11 @@ impl Guest {
                 let mut passed = Passed { permit, policy, judged };
                 self.note(flow, &mut passed).map(|()| passed)
             }
-            Verdict::Deny(denial) | Verdict::Undecidable(denial) => Err(denial.into()),
+            Verdict::Deny(denial) | Verdict::Undecidable(denial) => {
+                // What it is told of that is for it.
+                self.gate.answer(flow.id(), denial.revision);
+                Err(denial.into())
+            }
         }
     }
 
@@ -109,12 +113,16 @@ impl Guest {
     /// that came before this note did not see the connection, one that comes after does.
     fn note(&self, flow: &Flow, passed: &mut Passed) -> Result<(), Refusal> {
         flow.note(&passed.judged);
+        self.gate.heed(flow.id(), &passed.permit);
         let now = self.policy.load();
         if Arc::ptr_eq(&now, &passed.policy) {
             return Ok(());
         }
         match passed.judged.again(&now, &self.own) {
-            Ok(permit) => (passed.permit, passed.policy) = (permit, now),
+            Ok(permit) => {
+                self.gate.heed(flow.id(), &permit);
+                (passed.permit, passed.policy) = (permit, now);
+            }
             Err(denial) => {
                 flow.forget(&passed.judged);
                 return Err(denial.into());

@@ -70,7 +70,7 @@ impl GuestSide {
     /// Somebody has room for what the guest says. What it said before it fell asleep wakes it: no socket
     /// gives that away, and the guest may wait for its room.
     fn silent<T>(&self, state: MutexGuard<'_, State>) -> Poll<T> {
-        let is_left = state.has_unread();
+        let is_left = state.has_unread() && !state.unwoken;
         drop(state);
         if is_left {
             self.shared.gate.want();
@@ -147,10 +147,11 @@ impl GuestSide {
         .await;
     }
 
-    /// Bytes have come for the guest. One that has no room for them is not woken by them.
+    /// Bytes have come for the guest. One that has no room for them is not woken by them, and none by
+    /// those of a far side that a rule does not let wake it.
     pub(crate) fn bytes_came(&self) {
         let state = self.shared.lock();
-        if state.delivering {
+        if state.delivering || state.unwoken {
             return;
         }
         let has_room = match &state.held {
@@ -166,7 +167,10 @@ impl GuestSide {
 
     /// A far side has ended, and the guest cannot be told now. Wakes it only if it waits for an answer.
     pub(crate) fn end_came(&self) {
-        if self.shared.lock().asked {
+        let state = self.shared.lock();
+        let wakes = state.asked && !state.unwoken;
+        drop(state);
+        if wakes {
             self.shared.gate.want();
         }
     }

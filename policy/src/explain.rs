@@ -6,7 +6,7 @@ use crate::class::{OwnAddresses, host_service};
 use crate::compile::Compiled;
 use crate::document::{Effect, Layer};
 use crate::id::Revision;
-use crate::judge::{Denial, Flow, Mode, Permit, Target, Verdict};
+use crate::judge::{Denial, Flow, Mode, Permit, Protocol, Target, Verdict};
 use crate::reading::Reading;
 use crate::reason::Code;
 
@@ -36,6 +36,9 @@ pub struct Explanation {
     /// Why it would be refused, if it passes only because a layer is in mode observe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub would_deny: Option<Code>,
+    /// Whether what comes of it wakes the sandbox while that sleeps; none where nothing passes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wake_on_data: Option<bool>,
     /// The revision it was judged by.
     pub revision: Revision,
     /// What each layer said, outermost first. Absent layers are left out.
@@ -154,11 +157,16 @@ impl LayerView {
     }
 }
 
+/// What a rule says of its far sides.
+const ASLEEP: &str = "While the sandbox sleeps, nothing that the far side does wakes it: a rule says \
+                      wake_on_data = false.";
+
 fn passed(permit: &Permit, would_deny: Option<&Denial>) -> Explanation {
     let target = match permit.target() {
         Target::Name(host) => host.to_string(),
         Target::Address(address) => address.to_string(),
     };
+    let connects = permit.mode() != Mode::Answer;
     let told = match permit.mode() {
         Mode::Answer => format!("The question is answered: {target} could pass on some port."),
         Mode::Splice => format!("It passes to {target} port {}, TLS unopened.", permit.port()),
@@ -169,18 +177,20 @@ fn passed(permit: &Permit, would_deny: Option<&Denial>) -> Explanation {
         let Denial { code, .. } = denial;
         format!("It passes because of mode observe only, and is recorded as such; enforced, it is refused ({code}): {}.", code.meaning())
     });
+    let asleep = (connects && !permit.wakes()).then(|| ASLEEP.to_owned());
     Explanation {
         verdict: Outcome::Pass,
         code: None,
         layer: Some(permit.layer()),
         rule: Some(permit.rule()),
         target: Some(target),
-        port: (permit.mode() != Mode::Answer).then_some(permit.port()),
+        port: connects.then_some(permit.port()),
         mode: Some(permit.mode()),
         would_deny: would_deny.map(|denial| denial.code),
+        wake_on_data: (connects && permit.protocol() == Protocol::Tcp).then_some(permit.wakes()),
         revision: permit.revision(),
         layers: Vec::new(),
-        sentences: std::iter::once(told).chain(observed).collect(),
+        sentences: std::iter::once(told).chain(observed).chain(asleep).collect(),
     }
 }
 
@@ -194,6 +204,7 @@ fn refused(verdict: Outcome, denial: &Denial) -> Explanation {
         port: None,
         mode: None,
         would_deny: None,
+        wake_on_data: None,
         revision: denial.revision,
         layers: Vec::new(),
         sentences: vec![format!("It is refused ({}): {}.", denial.code, denial.code.meaning())],

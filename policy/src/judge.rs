@@ -17,7 +17,7 @@ use crate::id::Revision;
 use crate::name::Host;
 use crate::net::is_ours;
 use crate::ports;
-use crate::reading::{Case, Reading, Readings, Refusal, Sum, carries, sum};
+use crate::reading::{By, Case, Reading, Readings, Refusal, Sum, carries, sum};
 use crate::reason::Code;
 
 pub use crate::document::Protocol;
@@ -71,6 +71,7 @@ pub struct Permit {
     layer: Layer,
     rule: Shown,
     listed: bool,
+    unwoken: bool,
     revision: Revision,
     would_deny: Option<Arc<Denial>>,
 }
@@ -124,6 +125,12 @@ impl Permit {
     #[must_use]
     pub fn is_listed(&self) -> bool {
         self.listed
+    }
+    /// Whether what its far side does wakes a sandbox that sleeps: unless some rule that lets it
+    /// through, of whatever layer, says `wake_on_data = false`.
+    #[must_use]
+    pub fn wakes(&self) -> bool {
+        !self.unwoken
     }
     /// The revision it was judged by.
     #[must_use]
@@ -199,9 +206,8 @@ impl Compiled {
         for port in [443, 80].into_iter().chain(std::iter::once_with(telling).flatten()) {
             let basis = Basis::Name(host, port);
             match sum(&self.name(&case.at_port(port), host), waive) {
-                Sum::Open { layer, clause, listed, .. } => {
+                Sum::Open { by, .. } => {
                     let target = Target::Name(host.clone());
-                    let by = (layer, clause, listed);
                     return (Verdict::Pass(self.permit(&case.at_port(0), target, by)), basis);
                 }
                 Sum::Denied(by) => refused = (by, basis),
@@ -237,8 +243,8 @@ impl Compiled {
             match sum(&self.name(case, host), waive) {
                 Sum::Denied(by) => return (Verdict::Deny(self.denial(by, nothing)), basis),
                 Sum::Clouded(by) => clouded = Some((by, basis)),
-                Sum::Open { layer, clause, by_rule, listed } if by_rule || default_is_enough => {
-                    passed = passed.or(Some((host, (layer, clause, listed))));
+                Sum::Open { by, by_rule } if by_rule || default_is_enough => {
+                    passed = passed.or(Some((host, by)));
                 }
                 Sum::Open { .. } => {
                     let code = (protocol == Protocol::Tcp).then_some(Code::Undecidable);
@@ -263,8 +269,7 @@ impl Compiled {
         if let Some(address) = destination {
             let basis = Basis::Address(address);
             match sum(&self.address(case, address), waive) {
-                Sum::Open { layer, clause, by_rule: true, listed } => {
-                    let by = (layer, clause, listed);
+                Sum::Open { by, by_rule: true } => {
                     let permit = self.permit(case, Target::Address(address), by);
                     return (Verdict::Pass(permit), basis);
                 }
@@ -325,7 +330,7 @@ impl Compiled {
         &self,
         case: &Case<'_>,
         target: Target,
-        (layer, clause, listed): (Layer, Option<&Clause>, bool),
+        By { layer, clause, listed, unwoken }: By<'_>,
     ) -> Permit {
         let mode = match case.flow.evidence {
             Evidence::Question(_) => Mode::Answer,
@@ -337,7 +342,7 @@ impl Compiled {
         let Flow { port, protocol, .. } = case.flow;
         let revision = self.revision();
         let would_deny = None;
-        Permit { target, port, protocol, mode, layer, rule, listed, revision, would_deny }
+        Permit { target, port, protocol, mode, layer, rule, listed, unwoken, revision, would_deny }
     }
 
     fn denial(&self, by: Refusal<'_>, nothing: Code) -> Denial {

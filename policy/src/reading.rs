@@ -33,6 +33,8 @@ pub(crate) struct Reading<'a> {
     pub(crate) missed: Option<(Code, &'a Clause)>,
     /// Whether an allow rule that matches names the host by itself, and not by a wildcard.
     pub(crate) listed: bool,
+    /// Whether an allow rule that matches says `wake_on_data = false`.
+    pub(crate) unwoken: bool,
 }
 
 /// What each layer said about one name or one address; none for an absent layer.
@@ -42,15 +44,25 @@ pub(crate) type Readings<'a> = [Option<Reading<'a>>; 3];
 pub(crate) enum Sum<'a> {
     Denied(Refusal<'a>),
     Clouded(Refusal<'a>),
-    /// Every layer lets it through; the innermost that does, and its rule unless it is the default.
+    /// Every layer lets it through; whether by a rule.
     Open {
-        layer: Layer,
-        clause: Option<&'a Clause>,
+        by: By<'a>,
         by_rule: bool,
-        /// Whether a rule of some layer names the host by itself.
-        listed: bool,
     },
     Closed(Refusal<'a>),
+}
+
+/// What lets a flow through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct By<'a> {
+    /// The innermost layer that does.
+    pub(crate) layer: Layer,
+    /// Its rule, unless it is the default.
+    pub(crate) clause: Option<&'a Clause>,
+    /// Whether a rule of some layer names the host by itself.
+    pub(crate) listed: bool,
+    /// Whether a rule of some layer that lets it through says `wake_on_data = false`.
+    pub(crate) unwoken: bool,
 }
 
 /// The outermost layer that refuses, and the rule it does so by, or that came nearest. No code: no
@@ -171,6 +183,7 @@ impl<'a> Reading<'a> {
             allowed: None,
             missed: None,
             listed: false,
+            unwoken: false,
         }
     }
 
@@ -185,6 +198,7 @@ impl<'a> Reading<'a> {
             }
             (Effect::Allow, Fit::Whole) => {
                 self.listed |= clause.exact;
+                self.unwoken |= clause.terms.conditions.unwoken;
                 if clause.terms.conditions.always || self.allowed.is_none() {
                     self.allowed = Some(clause);
                 }
@@ -240,10 +254,13 @@ pub(crate) fn sum<'a>(readings: &Readings<'a>, waive: bool) -> Sum<'a> {
     }
     match each().rfind(|r| r.lets()) {
         Some(reading) => Sum::Open {
-            layer: reading.layer,
-            clause: reading.allowed,
+            by: By {
+                layer: reading.layer,
+                clause: reading.allowed,
+                listed: each().any(|r| r.listed),
+                unwoken: each().any(|r| r.unwoken),
+            },
             by_rule: each().any(|r| r.allowed.is_some() || (waive && r.observes)),
-            listed: each().any(|r| r.listed),
         },
         None => Sum::Closed(Refusal::default()),
     }

@@ -92,6 +92,9 @@ pub(crate) struct Rule {
     /// For `allow platform`: whatever the other layers leave out (a deny of theirs still holds).
     #[arg(long)]
     always: bool,
+    /// For `allow`: what its far sides send or end wakes no sandbox that sleeps.
+    #[arg(long)]
+    no_wake_on_data: bool,
     /// A remark for people.
     #[arg(long)]
     comment: Option<String>,
@@ -233,6 +236,9 @@ impl Rule {
         if self.always {
             put("always", json!(true));
         }
+        if self.no_wake_on_data {
+            put("wake_on_data", json!(false));
+        }
         if let Some(comment) = self.comment {
             put("comment", json!(comment));
         }
@@ -307,6 +313,7 @@ mod tests {
             methods: Vec::new(),
             paths: Vec::new(),
             always: true,
+            no_wake_on_data: false,
             comment: Some("turn".into()),
         };
         let document = json!({ "rule": [rule.document("allow")] }).to_string();

@@ -47,7 +47,7 @@ fn policy(rules: &str) -> Compiled {
 
 fn rejudged(flows: &Flows, policy: &Compiled, ending: &Ending) -> Rejudged {
     let (mut again, mut done) = (flows.again(), Rejudged::default());
-    while let Some(one) = again.next(policy, &OwnAddresses::default(), ending) {
+    while let Some((one, _)) = again.next(policy, &OwnAddresses::default(), ending) {
         done.add(one);
     }
     done
@@ -91,13 +91,13 @@ fn connections_come_and_go_while_others_are_judged_again() {
     });
     let (mut again, own, ending) = (flows.again(), OwnAddresses::default(), Ending::new());
     let mut next = || again.next(&Compiled::default(), &own, &ending);
-    assert_eq!(next().expect("one").cut, 1);
+    assert_eq!(next().expect("one").0.cut, 1);
     let open =
         [first, second].into_iter().find(|flow| flow.was_cut().is_none()).expect("the other");
     drop(open);
     let later = flows.register().expect("room");
     later.note(&judged("api.example.com"));
-    assert_eq!(next().expect("the other").checked, 0, "it has ended meanwhile");
+    assert_eq!(next().expect("the other").0.checked, 0, "it has ended meanwhile");
     assert!(next().is_none(), "one that came later was judged by what is in force then");
     assert!(later.was_cut().is_none());
 }

@@ -28,7 +28,13 @@ impl Router {
             let guest = self.shared.seats().get(slot).map(|seat| Arc::clone(&seat.guest))?;
             let (mut again, ending) = (guest.flows.again(), &ending);
             // Each by what is in force by then: another write may have come meanwhile.
-            Some(move || again.next(&guest.policy.load(), &guest.own, ending))
+            Some(move || {
+                let (one, stays) = again.next(&guest.policy.load(), &guest.own, ending)?;
+                if let Some((flow, permit)) = stays {
+                    guest.gate.heed(flow, &permit);
+                }
+                Some(one)
+            })
         });
         let mut done = by_turns(guests.collect()).await;
         let judged = begun.elapsed();

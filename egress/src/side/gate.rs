@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use policy::Slot;
+use policy::{Permit, Revision, Slot};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -278,6 +278,25 @@ impl Gate {
         let mut sides = self.lock();
         sides.known.remove(&id);
         sides.remains.extend(left);
+    }
+
+    /// The connection of this number is let through by that, and wakes the guest or not as its rules say. Of
+    /// two policies the later one counts, whichever is heeded last.
+    pub(crate) fn heed(&self, id: u64, permit: &Permit) {
+        if let Some(side) = self.one(id) {
+            side.heed(permit.revision(), permit.wakes());
+        }
+    }
+
+    /// What its guest hears on the connection of this number is from us now, and wakes it.
+    pub(crate) fn answer(&self, id: u64, revision: Revision) {
+        if let Some(side) = self.one(id) {
+            side.heed(revision, true);
+        }
+    }
+
+    fn one(&self, id: u64) -> Option<Arc<Shared>> {
+        self.lock().known.get(&id).and_then(Weak::upgrade)
     }
 
     fn known(&self) -> Vec<Arc<Shared>> {

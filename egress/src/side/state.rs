@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use policy::Slot;
+use policy::{Revision, Slot};
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
 
@@ -30,6 +30,9 @@ pub(super) struct State {
     pub(super) delivering: bool,
     /// The last byte was the guest's: it waits for an answer.
     pub(super) asked: bool,
+    /// What the far side does wakes no guest that sleeps: a rule says so, of the policy of this revision.
+    pub(super) unwoken: bool,
+    heeded: Revision,
     /// It is to be reset when it is closed.
     pub(super) reset: bool,
     /// Those who read, write and watch: woken when the socket is another.
@@ -67,6 +70,19 @@ impl Shared {
         let mut state = self.lock();
         state.delivering = deliver;
         if deliver {
+            state.wake();
+        }
+    }
+
+    /// Whether the far side may wake the guest, by a policy of this revision.
+    pub(super) fn heed(&self, revision: Revision, wakes: bool) {
+        let mut state = self.lock();
+        if revision < state.heeded {
+            return;
+        }
+        state.heeded = revision;
+        if std::mem::replace(&mut state.unwoken, !wakes) && wakes {
+            // Those who have something for the guest tell it now.
             state.wake();
         }
     }
@@ -190,6 +206,8 @@ impl State {
             guest_done: false,
             delivering,
             asked: false,
+            unwoken: false,
+            heeded: Revision::default(),
             reset: false,
             wakers: Default::default(),
         }

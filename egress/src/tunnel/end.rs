@@ -136,11 +136,12 @@ impl End for GuestSide {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                     Ok(1..) => self.bytes_came(),
                     Ok(0) => self.end_came(),
-                    Err(error) => {
-                        came = Err(error);
-                        self.end_came();
-                    }
+                    Err(error) => came = Err(error),
                 }
+            }
+            if came.is_err() {
+                // Each time: the policy may have come to say otherwise.
+                self.end_came();
             }
             self.turned().await;
         }

@@ -85,8 +85,8 @@ impl Duplex {
             consume_budget().await;
             let came = match self.look(far, count) {
                 Err(error) => {
-                    guest.end_came();
                     while !guest.takes() {
+                        guest.end_came();
                         guest.turned().await;
                     }
                     return Err(error);

@@ -25,6 +25,7 @@ mod exchanges;
 mod responses;
 mod trouble;
 mod upgrades;
+mod unwoken;
 mod unread;
 
 use std::io::ErrorKind;

@@ -352,6 +352,9 @@ fn tail(rule: &Rule) -> String {
         out.push(' ');
         out.push_str(protocol.as_str());
     }
+    if rule.conditions.unwoken {
+        out.push_str(" wake_on_data=false");
+    }
     out
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn rules(rules: &[Rule]) -> Result<(), PolicyError> {
 
 fn alone(rule: &Rule) -> Result<(), PolicyError> {
     let effect = key(rule.effect);
-    let Conditions { ports, protocol, methods, paths, ech, always } = &rule.conditions;
+    let Conditions { ports, protocol, methods, paths, ech, always, unwoken } = &rule.conditions;
     if rule.peers.is_empty() {
         return Err(PolicyError::new(effect, "is empty", "name a host, an address or a network"));
     }
@@ -57,6 +57,14 @@ fn alone(rule: &Rule) -> Result<(), PolicyError> {
     if rule.effect == Effect::Deny && (*ech != Ech::Allow || *always) {
         let field = if *always { "always" } else { "ech" };
         return Err(PolicyError::new(field, "belongs to an allow rule", "leave it out"));
+    }
+    if *unwoken && (rule.effect == Effect::Deny || *protocol == Some(Protocol::Udp)) {
+        let problem = match rule.effect {
+            Effect::Deny => "belongs to an allow rule",
+            Effect::Allow => "belongs to a rule for TCP: no datagram wakes a sandbox",
+        };
+        let error = PolicyError::new("wake_on_data", problem, "leave it out");
+        return Err(error.with_value("false"));
     }
     for (at, peer) in rule.peers.iter().enumerate() {
         let wrong = |problem, fix| {

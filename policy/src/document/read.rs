@@ -7,8 +7,18 @@ use crate::document::{
 use crate::path::PathGlob;
 
 const TOP: &[&str] = &["default", "mode", "rule"];
-const KEYS: &[&str] =
-    &["allow", "deny", "ports", "protocol", "methods", "paths", "ech", "always", "comment"];
+const KEYS: &[&str] = &[
+    "allow",
+    "deny",
+    "ports",
+    "protocol",
+    "methods",
+    "paths",
+    "ech",
+    "always",
+    "wake_on_data",
+    "comment",
+];
 const MAX_COMMENT: usize = 1000;
 
 /// Reads a document.
@@ -64,6 +74,10 @@ fn rule(at: &Field<'_>) -> Result<Rule, PolicyError> {
         },
         always: match table.get("always") {
             Some(value) => value.boolean()?,
+            None => false,
+        },
+        unwoken: match table.get("wake_on_data") {
+            Some(value) => !value.boolean()?,
             None => false,
         },
     };

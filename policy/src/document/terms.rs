@@ -94,6 +94,8 @@ pub struct Conditions {
     pub ech: Ech,
     /// The other layers need not allow it: platform layer only.
     pub always: bool,
+    /// What its far sides do wakes no sandbox that sleeps: `wake_on_data = false`.
+    pub unwoken: bool,
 }
 
 /// Ports `from` to `to`, both included, `1 <= from <= to`.

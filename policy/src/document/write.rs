@@ -32,6 +32,8 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     always: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    wake_on_data: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     comment: Option<String>,
 }
 
@@ -82,6 +84,7 @@ fn row(rule: &Rule) -> Row {
         paths: conditions.paths.iter().map(ToString::to_string).collect(),
         ech: (conditions.ech != Ech::default()).then_some(conditions.ech),
         always: conditions.always.then_some(true),
+        wake_on_data: conditions.unwoken.then_some(false),
         comment: rule.comment.clone(),
     }
 }

@@ -29,6 +29,7 @@ fn every_key_is_read_alike_from_toml_and_json() {
         paths = ["/v1/**", "/a*"]
         ech = "deny"
         always = true
+        wake_on_data = false
         comment = "why"
         [[rule]]
         deny = ["203.0.113.0/24", "2001:db8::1", "10.1.2.3"]
@@ -36,7 +37,7 @@ fn every_key_is_read_alike_from_toml_and_json() {
     "#;
     let json = r#"{ "rule": [
         { "allow": ["api.github.com", "*.example.com"], "ports": [443, "8000-8099"],
-          "methods": ["GET", "M-SEARCH"], "paths": ["/v1/**", "/a*"], "ech": "deny", "always": true, "comment": "why" },
+          "methods": ["GET", "M-SEARCH"], "paths": ["/v1/**", "/a*"], "ech": "deny", "always": true, "wake_on_data": false, "comment": "why" },
         { "deny": ["203.0.113.0/24", "2001:db8::1/128", "10.1.2.3/32"], "protocol": "udp" }
     ], "default": "allow", "mode": "observe" }"#;
     let policy = Policy::from_toml(toml).expect("toml");
@@ -196,6 +197,24 @@ const REFUSED: &[(&str, &str, usize, &str)] = &[
     (
         "[[rule]]\nallow = [\"a.ex.org\"]\nalways = \"yes\"",
         "rule[0].always",
+        3,
+        "write true or false",
+    ),
+    (
+        "[[rule]]\ndeny = [\"a.ex.org\"]\nwake_on_data = false",
+        "rule[0].wake_on_data",
+        3,
+        "belongs to an allow rule; leave it out",
+    ),
+    (
+        "[[rule]]\nallow = [\"192.0.2.1\"]\nprotocol = \"udp\"\nwake_on_data = false",
+        "rule[0].wake_on_data",
+        4,
+        "belongs to a rule for TCP",
+    ),
+    (
+        "[[rule]]\nallow = [\"a.ex.org\"]\nwake_on_data = \"no\"",
+        "rule[0].wake_on_data",
         3,
         "write true or false",
     ),

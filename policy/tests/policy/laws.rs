@@ -101,9 +101,10 @@ fn rules(effect: Option<Effect>, always: bool) -> impl Strategy<Value = Rule> {
         prop_oneof![3 => Just(vec![]), 1 => subsequence(PATHS, 1..3)],
         prop_oneof![3 => Just(Ech::Allow), 1 => Just(Ech::Deny)],
         prop_oneof![2 => Just(false), 1 => Just(always)],
+        prop_oneof![3 => Just(false), 1 => Just(true)],
         proptest::option::of("[ -~é\n\"\\\\]{0,10}"),
     )
-        .prop_map(|(effect, peers, ports, protocol, methods, paths, ech, always, comment)| {
+        .prop_map(|(effect, peers, ports, protocol, methods, paths, ech, always, unwoken, comment)| {
             let peers = peers.iter().map(|peer| peer.parse().expect("peer")).collect();
             let mut rule = Rule::new(effect, peers);
             rule.conditions.ports = ports.iter().map(|port| port.parse().expect("port")).collect();
@@ -114,6 +115,7 @@ fn rules(effect: Option<Effect>, always: bool) -> impl Strategy<Value = Rule> {
             if effect == Effect::Allow {
                 rule.conditions.ech = ech;
                 rule.conditions.always = always;
+                rule.conditions.unwoken = unwoken && protocol != Some(Protocol::Udp);
             }
             rule.comment = comment;
             rule
@@ -221,6 +223,23 @@ proptest! {
         let apart: Vec<CompiledLayer> = layers.iter().rev().map(one).collect();
         let apart = Compiled::of(&apart, Revision(1)).judge(&flow.flow());
         prop_assert_eq!(apart, verdict(&layers, &flow.flow()));
+    }
+
+    /// Promise 74.
+    #[test]
+    fn what_may_wake_a_sandbox_decides_nothing_else(layers in layers(), flow in flows()) {
+        let loud: Vec<_> = layers.iter().map(|(layer, old)| {
+            let rules = old.rules().iter().cloned().map(|mut rule| {
+                rule.conditions.unwoken = false;
+                rule
+            });
+            (*layer, policy(old.default_effect(), rules))
+        }).collect();
+        let (said, unsaid) = (verdict(&layers, &flow.flow()), verdict(&loud, &flow.flow()));
+        prop_assert_eq!(gist(&said), gist(&unsaid));
+        if let Verdict::Pass(permit) = unsaid {
+            prop_assert!(permit.wakes());
+        }
     }
 
     /// Promise 26. Attack F06.

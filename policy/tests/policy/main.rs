@@ -22,3 +22,5 @@ mod paths;
 mod questions;
 #[cfg(test)]
 mod reference;
+#[cfg(test)]
+mod unwoken;
