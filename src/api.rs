@@ -7,6 +7,7 @@ mod sandboxes;
 mod rest;
 mod policies;
 mod usage;
+mod metrics;
 mod events;
 mod node;
 mod question;
@@ -143,6 +144,7 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(policies::of_platform, policies::set_of_platform))
         .routes(routes!(policies::add_to_platform))
         .routes(routes!(usage::usage))
+        .routes(routes!(metrics::metrics))
         .routes(routes!(events::events))
         .routes(routes!(node::health))
         .routes(routes!(node::openapi))

@@ -23,7 +23,7 @@ use std::{fs, io, thread};
 
 use policy::audit::{Kind, Outcome};
 use policy::trail::{Gap, Owner, Records};
-use policy::{AuditRecord, TenantName};
+use policy::{AuditRecord, Code, TenantName};
 
 use crate::auditlog::coalesce::Coalescer;
 use crate::auditlog::files::{Files, Position};
@@ -64,10 +64,14 @@ struct Shared {
     written: Mutex<Written>,
     followers: Followers,
     dropped: AtomicU64,
+    decided: Mutex<BTreeMap<Decision, u64>>,
     closing: AtomicBool,
     writer: Mutex<Option<JoinHandle<()>>>,
     readers: Readers,
 }
+
+/// What a record says in the fewest words.
+pub type Decision = (Kind, Outcome, Option<Code>);
 
 /// How much is on disk.
 #[derive(Clone, Debug, Default)]
@@ -119,6 +123,7 @@ impl AuditLog {
             written: Mutex::new(Written { groups: 0, ends: files.ends() }),
             followers: Followers::default(),
             dropped: AtomicU64::new(0),
+            decided: Mutex::default(),
             closing: AtomicBool::new(false),
             writer: Mutex::new(None),
             readers: Readers::new(),
@@ -145,6 +150,13 @@ impl AuditLog {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.0.dropped.load(Ordering::Relaxed)
+    }
+
+    /// How many decisions of each kind have been recorded since the start, those whose records were lost on
+    /// the way to the disk included.
+    #[must_use]
+    pub fn decided(&self) -> BTreeMap<Decision, u64> {
+        self.0.decided.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The right to ask one question, for this tenant or the operator; none if it has as many open as
@@ -279,6 +291,7 @@ impl Writer {
             let now = Instant::now();
             let idle = first.is_none();
             for record in first.into_iter().chain(self.records.drain()).take(BATCH) {
+                self.count(&record);
                 self.coalescer.push(record, now, &mut batch);
             }
             self.coalescer.end(now, &mut batch);
@@ -299,6 +312,12 @@ impl Writer {
                 return;
             }
         }
+    }
+
+    fn count(&self, record: &AuditRecord) {
+        let mut decided = self.shared.decided.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = decided.entry((record.kind, record.outcome, record.code)).or_default();
+        *count = count.saturating_add(record.count.unwrap_or(1));
     }
 
     /// Counts what the queue had no room for, and shows it to followers.

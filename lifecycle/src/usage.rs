@@ -107,6 +107,8 @@ struct Shared {
     /// By the incarnation with which they began.
     tabs: Mutex<BTreeMap<u64, Tab>>,
     turned: Arc<Notify>,
+    /// What has been written since the daemon started.
+    totals: Mutex<BTreeMap<TenantName, Amounts>>,
     /// One writing at a time.
     writing: tokio::sync::Mutex<()>,
 }
@@ -127,6 +129,7 @@ impl Ledger {
             opened: Mutex::new(opened),
             tabs: Mutex::default(),
             turned: Arc::default(),
+            totals: Mutex::default(),
             writing: tokio::sync::Mutex::default(),
         })))
     }
@@ -197,6 +200,16 @@ impl Ledger {
         self.0.book.used(query).await
     }
 
+    /// What each tenant's sandboxes have used since the daemon started, as far as it is written: never less
+    /// than it was.
+    pub(crate) async fn totals(&self) -> BTreeMap<TenantName, Amounts> {
+        self.look(None, true).await;
+        if let Err(error) = self.write(None, true).await {
+            tracing::debug!(error = chain(&error), "accounts not written; they are owed");
+        }
+        locked(&self.0.totals).clone()
+    }
+
     fn tabs(&self, tenant: Option<&TenantName>) -> Vec<Tab> {
         let tabs = locked(&self.0.tabs);
         tabs.values().filter(|tab| tenant.is_none_or(|of| tab.is_of(of))).cloned().collect()
@@ -227,6 +240,11 @@ impl Ledger {
         let added = tokio::spawn(async move { book.add(writing).await });
         let added = added.await.map_err(|_| Error::Panicked).flatten();
         for (tab, entry) in due.iter().zip(entries) {
+            if added.is_ok() {
+                let mut totals = locked(&self.0.totals);
+                let total = totals.entry(entry.tenant.clone()).or_default();
+                entry.hours.values().for_each(|owed| total.add(&owed.amounts));
+            }
             match &added {
                 Ok(()) if entry.mark.is_none() => _ = locked(&self.0.tabs).remove(&entry.account),
                 Ok(()) => {}

@@ -10,7 +10,7 @@ use crate::id::{Revision, SandboxName, Subject, TenantName};
 use crate::reason::Code;
 
 /// What kind of decision a record is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A question of a guest to its resolver.

@@ -4,6 +4,7 @@
 mod crowds;
 mod description;
 mod greedy;
+mod metrics;
 mod refusals;
 mod rest;
 mod untimely;
