@@ -163,6 +163,34 @@ impl Daemon {
         curl.status().is_ok_and(|status| status.success())
     }
 
+    /// Stops all of it, as SIGSTOP does, and waits until none of its threads runs any more: each stops at its
+    /// own next turn, and on a busy machine some work on until then. It goes on at [`Daemon::go_on`].
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn stop(&self) {
+        let pid = Pid::from_raw(i32::try_from(self.pid().expect("it runs")).expect("an id"));
+        kill(pid, Signal::SIGSTOP).expect("SIGSTOP");
+        let tasks = format!("/proc/{pid}/task");
+        eventually("all its threads have stopped", START, || {
+            let states = std::fs::read_dir(&tasks).expect("its threads").flatten().map(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                // Behind its name, which may have anything in it (proc(5)).
+                stat.rsplit(')').next().unwrap_or_default().trim_start().chars().next()
+            });
+            states.into_iter().all(|state| state == Some('T')).then_some(())
+        });
+    }
+
+    /// Ends what [`Daemon::stop`] began.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn go_on(&self) {
+        let pid = Pid::from_raw(i32::try_from(self.pid().expect("it runs")).expect("an id"));
+        kill(pid, Signal::SIGCONT).expect("SIGCONT");
+    }
+
     /// Starts it inside `host` and waits for nothing.
     ///
     /// # Panics

@@ -136,14 +136,14 @@ impl<'w> Guest<'w> {
         self.netns.command(program)
     }
 
-    /// `curl <words>` in the guest, trusting the world's authority, at most ten seconds.
+    /// `curl <words>` in the guest, trusting the world's authority, at most half a minute.
     ///
     /// # Panics
     /// When curl cannot be run.
     pub fn curl(&self, words: &[&str]) -> Curl {
         let ca = self.world.dir().join("ca.pem");
         let mut curl = self.command("curl");
-        curl.args(["-sS", "-i", "-m", "10", "--cacert"]).arg(ca);
+        curl.args(["-sS", "-i", "-m", "30", "--cacert"]).arg(ca);
         curl.args(["-w", "%{stderr}\n%{http_code} %{time_total}"]).args(words);
         let output = curl.output().expect("run curl");
         let ran = Ran::of(&output);

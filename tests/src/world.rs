@@ -12,13 +12,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::ca::Authority;
+use crate::client::PATIENT;
 use crate::daemon::{Answer, Daemon, Ran};
 use crate::nameserver::Nameserver;
 use crate::netns::{DIRECTORY_PREFIX, MACHINE_PREFIX, Netns, run};
@@ -169,7 +169,7 @@ impl World {
              [api]\nsocket = \"{dir}/postern.sock\"\n\
              [guests]\nnetns = \"{taps}\"\nslot_rest = \"1s\"\n\
              [egress]\naddresses = [\"{EGRESS}\"]\n\
-             [dns]\nupstreams = [\"{UPSTREAM}:53\"]\ntimeout = \"1s\"\n\
+             [dns]\nupstreams = [\"{UPSTREAM}:53\"]\n\
              [audit]\ndir = \"{dir}/audit\"\n\
              [log]\nfilter = \"debug\"\n"
         );
@@ -189,7 +189,7 @@ impl World {
     /// # Panics
     /// When that is not over in time.
     pub fn undone(&self) {
-        eventually("what was begun is undone", Duration::from_secs(20), || {
+        eventually("what was begun is undone", PATIENT, || {
             let listed = self.api("GET", "/v1/sandboxes", &[]).json;
             let states = listed["sandboxes"].as_array().expect("sandboxes").iter();
             let mut states = states.filter_map(|one| one["state"].as_str());
@@ -310,7 +310,7 @@ impl World {
             });
             sent.collect()
         });
-        eventually("the capture sees the marker", Duration::from_secs(30), || {
+        eventually("the capture sees the marker", PATIENT, || {
             let at =
                 |from: &u16| self.wire.position(|seen| seen.ports == Some((*from, marker.port())));
             from.iter().map(at).collect::<Option<Vec<_>>>()?.into_iter().max().map(Mark)
@@ -374,7 +374,7 @@ impl World {
     /// # Panics
     /// When there is none in time.
     pub fn event_that(&self, sandbox: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        eventually(&format!("a record of {sandbox} {what}"), Duration::from_secs(10), || {
+        eventually(&format!("a record of {sandbox} {what}"), PATIENT, || {
             self.events(sandbox).into_iter().find(&wanted)
         })
     }

@@ -140,7 +140,7 @@ fn a_name_that_cannot_be_resolved_is_not_dialled_at_the_guests_word() {
 #[test]
 fn a_second_upstream_answers_for_a_first_that_is_down() {
     let upstreams = format!("[\"45.66.255.1:53\", \"{}:53\"]", world::world::UPSTREAM);
-    let world = World::with(&format!("[dns]\nupstreams = {upstreams}\ntimeout = \"500ms\"\n"));
+    let world = World::with(&format!("[dns]\nupstreams = {upstreams}\ntimeout = \"4s\"\n"));
     let api = world.site("api");
     world.guest(&allow(&[&api])).reaches(&api);
     assert_ne!(world.sent_to([45, 66, 255, 1]), [], "control: the first one was asked");

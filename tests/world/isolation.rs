@@ -77,7 +77,7 @@ fn a_guest_reaches_no_service_of_the_host_at_an_address_that_no_interface_has() 
     let guest = world.guest(&rule);
     let ask = |address: Ipv4Addr| {
         let url = format!("http://{address}:{HOST_SERVICE}/");
-        let got = guest.curl(&["--http0.9", "-m", "3", &url]);
+        let got = guest.curl(&["--http0.9", &url]);
         (got.status, got.text().contains("private-address"))
     };
     // The control: until they are the host's, they are somebody's on the internet.
@@ -93,7 +93,7 @@ fn a_guest_reaches_no_service_of_the_host_at_an_address_that_no_interface_has() 
     for site in [&by_route, &by_address] {
         let url = format!("http://{}:{HOST_SERVICE}/", site.name);
         let resolve = format!("{}:{HOST_SERVICE}:{}", site.name, site.ip);
-        let got = guest.curl(&["--resolve", &resolve, "--http0.9", "-m", "3", &url]);
+        let got = guest.curl(&["--resolve", &resolve, "--http0.9", &url]);
         assert_eq!(got.status, 403, "{url} {}", got.text());
         assert!(got.text().contains("private-address"), "{url} {}", got.text());
     }

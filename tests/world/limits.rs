@@ -88,7 +88,7 @@ fn a_flood_of_refused_datagrams_leaves_a_neighbour_its_refusals() {
         let refused = other.run(|| {
             let is_refused = |_: &usize| {
                 let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
-                socket.set_read_timeout(Some(client::AT_ONCE / 4)).expect("a limit");
+                socket.set_read_timeout(Some(PATIENT)).expect("a limit");
                 let sent = socket.connect(sink.at(443)).and_then(|()| socket.send(b"x"));
                 let answer = sent.and_then(|_| socket.recv(&mut [0; 1]));
                 answer.is_err_and(|error| error.kind() == ErrorKind::HostUnreachable)

@@ -121,7 +121,7 @@ fn a_tap_that_a_hypervisor_still_holds_is_taken_from_it() {
 /// Promise 28. What a daemon knew of a slot that rests, the next one knows.
 #[test]
 fn a_slot_rests_although_the_daemon_died() {
-    let world = World::with("[guests]\nsandboxes = 1\nslot_rest = \"5s\"\n");
+    let world = World::with("[guests]\nsandboxes = 1\nslot_rest = \"12s\"\n");
     let removed = world.create("rested", "default", "");
     assert_eq!(removed.status, 201, "{}", removed.text);
     assert_eq!(world.api("DELETE", "/v1/sandboxes/rested", &[]).status, 204);
@@ -139,7 +139,7 @@ fn a_slot_rests_although_the_daemon_died() {
 /// Promise 28. When its guest ended, nobody knows.
 #[test]
 fn a_slot_in_which_a_tap_of_nobody_was_found_rests() {
-    let world = World::with("[guests]\nsandboxes = 1\nslot_rest = \"5s\"\n");
+    let world = World::with("[guests]\nsandboxes = 1\nslot_rest = \"12s\"\n");
     world.daemon().kill();
     let slot = Slot::new(1).expect("the only one");
     drop(world.taps.run(|| vmm::tap::create(slot, None).expect("a tap nobody owns")));

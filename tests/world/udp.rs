@@ -365,7 +365,8 @@ fn a_burst_in_one_session_leaves_a_neighbour_its_connections() {
     let (far_heard, near_heard) = (drained(&far), drained(&near));
     assert!(far_heard > 0 && near_heard > 0, "{far_heard} out, {near_heard} in");
     near.send(b"after").expect("sent");
-    assert_eq!(heard(&far).0, b"after");
+    // Behind what was still on its way.
+    eventually("the session goes on", PATIENT, || (heard(&far).0 == b"after").then_some(()));
     let grown = resident().saturating_sub(before);
     assert!(grown < 16 << 10, "{grown} KiB");
 }

@@ -15,6 +15,8 @@ use nix::sys::socket::{LinkAddr, SockaddrLike, bind};
 use policy::Slot;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
+/// How long anything may take on a busy machine: longer than it ever stands still.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const GUEST: [u8; 6] = policy::net::GUEST_MAC;
 pub(crate) const GATEWAY: [u8; 6] = policy::net::GATEWAY_MAC;
 
@@ -83,7 +85,7 @@ pub(crate) fn guest(world: &Netns, slot: Slot) -> Netns {
 
 /// Waits until the guest's end sends: a carrier is noticed a little after it is there.
 pub(crate) fn wait_for_carrier(guest: &Netns) {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + PATIENCE;
     while !guest.exec("ip -o link show eth0").contains("state UP") {
         assert!(Instant::now() < deadline, "no carrier");
     }
@@ -114,9 +116,13 @@ impl Wire {
         assert_eq!(sent, frame.len());
     }
 
-    /// The first frame that `wanted` says something about, within a second.
-    pub(crate) fn find<T>(&mut self, mut wanted: impl FnMut(&[u8]) -> Option<T>) -> Option<T> {
-        let deadline = Instant::now() + Duration::from_secs(1);
+    /// The first frame that `wanted` says something about, within so long.
+    pub(crate) fn find<T>(
+        &mut self,
+        patience: Duration,
+        mut wanted: impl FnMut(&[u8]) -> Option<T>,
+    ) -> Option<T> {
+        let deadline = Instant::now() + patience;
         let mut buffer = [0; 2048];
         while Instant::now() < deadline {
             match self.0.read(&mut buffer) {
@@ -144,7 +150,7 @@ pub(crate) fn transparent(kind: Type, port: u16) -> Socket {
     let socket = Socket::new(Domain::IPV4, kind, None).expect("a socket");
     socket.set_ip_transparent_v4(true).expect("root");
     socket.bind(&SockAddr::from(SocketAddr::from(([0, 0, 0, 0], port)))).expect("a free port");
-    socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     if kind == Type::STREAM {
         socket.listen(64).expect("a listener");
     }

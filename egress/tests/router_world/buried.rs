@@ -1,12 +1,9 @@
 //! A guest that slept while its daemon died: what the next one knows of its connections, and what it hears
 //! of them when it wakes.
 
-use std::time::Duration;
-
 use egress::Remains;
 use policy::audit::{Kind, Outcome};
 use tokio::io::AsyncWriteExt;
-use tokio::time::sleep;
 
 use crate::asleep::{RULES, connected, is_reset, lie_down, passes};
 use crate::peers::soon;
@@ -20,7 +17,7 @@ fn a_guest_that_wakes_after_its_daemon_died_is_told_by_the_next_one() {
         let (mut guest, _far) = connected(&place, &origin).await;
         // Neither let through nor refused: the audit has nothing of it.
         let mut silent = soon(place.dial(ORIGIN, 80)).await.expect("connected");
-        sleep(Duration::from_millis(100)).await;
+        place.has_open(2).await;
         lie_down(&place).await;
         let remains = place.router.remains(place.slot).expect("known");
         // In one process the far side is not closed by that.

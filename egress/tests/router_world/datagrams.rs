@@ -65,7 +65,7 @@ fn an_allowed_datagram_leaves_from_the_egress_address_and_is_answered() {
             assert_eq!(heard(&origin).await, (vec![n; 700], peer), "one session");
         }
         assert_eq!(place.router.meter(place.slot).expect("attached").open(), 1);
-        // Idle in this place is two seconds.
+        // Idle in this place is ten seconds.
         let closed = place.record(|r| r.outcome == Outcome::Closed).await;
         assert_eq!((closed.flow, closed.egress), (allow.flow, Some(peer)));
         assert_eq!((closed.bytes_out, closed.bytes_in), (Some(35_004), Some(45_000)));

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use egress::Limits;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
@@ -14,8 +15,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use crate::peers::{count, serve, soon};
-use crate::place::{ORIGIN, run};
+use crate::peers::{PATIENCE, count, serve, soon, until};
+use crate::place::{ORIGIN, limits, run, run_within};
 use crate::requests::{RULES, canned, echo, exchange};
 
 #[test]
@@ -213,7 +214,15 @@ fn a_far_side_that_is_not_there_is_a_502() {
 
 #[test]
 fn a_request_the_guest_gives_up_on_does_not_wait_for_a_far_side_that_is_silent() {
-    run(RULES, async |place| {
+    // It ends by the reset alone, and by being half closed for long enough: each time all other patience
+    // is longer than that of the test.
+    let patient = Limits { idle: 4 * PATIENCE, half_closed: 4 * PATIENCE, ..limits() };
+    given_up_on(patient, true);
+    given_up_on(Limits { half_closed: limits().half_closed, ..patient }, false);
+}
+
+fn given_up_on(limits: Limits, reset: bool) {
+    run_within(limits, RULES, async move |place| {
         let origin = place.origin(ORIGIN, 80);
         let held = Arc::new(Mutex::new(Vec::new()));
         let holding = Arc::clone(&held);
@@ -222,32 +231,15 @@ fn a_request_the_guest_gives_up_on_does_not_wait_for_a_far_side_that_is_silent()
                 holding.lock().expect("unpoisoned").push(stream);
             }
         });
-        let meter = place.router.meter(place.slot).expect("attached");
         let head = b"GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
-        let open = async |wanted| {
-            while meter.open() != wanted {
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        for (arrived, reset) in [true, false].into_iter().enumerate() {
-            let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
-            stream.write_all(head).await.expect("sent");
-            soon(async {
-                while held.lock().expect("unpoisoned").len() <= arrived {
-                    sleep(Duration::from_millis(5)).await;
-                }
-            })
-            .await;
-            assert_eq!(meter.open(), 1, "it may still wait");
-            if reset {
-                let socket = socket2::SockRef::from(&stream);
-                socket.set_linger(Some(Duration::ZERO)).expect("set");
-            }
-            drop(stream);
-            // Of a second when it is only done, of three when it says nothing at all.
-            let patience = if reset { 900 } else { 2800 };
-            let ended = timeout(Duration::from_millis(patience), open(0)).await;
-            assert!(ended.is_ok(), "reset: {reset}");
+        let mut stream = soon(place.dial(ORIGIN, 80)).await.expect("connected");
+        stream.write_all(head).await.expect("sent");
+        until(|| held.lock().expect("unpoisoned").len() == 1).await;
+        assert_eq!(place.router.meter(place.slot).expect("attached").open(), 1, "it may wait");
+        if reset {
+            stream.set_zero_linger().expect("set");
         }
+        drop(stream);
+        place.has_open(0).await;
     });
 }

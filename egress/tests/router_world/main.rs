@@ -33,7 +33,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use egress::Limits;
-use peers::{Tls, count, serve, sink, soon};
+use peers::{Tls, count, serve, sink, soon, until};
 use place::{EGRESS, ORIGIN, SINK, limits, run, run_within};
 use policy::Code;
 use policy::audit::{Kind, Outcome};
@@ -315,7 +315,7 @@ fn bytes_queued_for_a_guest_do_not_wait_for_the_next_guest_of_its_slot() {
         let flood = vec![7; 1 << 16];
         while tokio::time::timeout(Duration::from_secs(1), ours.write_all(&flood)).await.is_ok() {}
         drop(ours);
-        assert!(place.sockets().contains("FIN-WAIT-1"), "the control: {}", place.sockets());
+        until(|| place.sockets().contains("FIN-WAIT-1")).await;
         soon(place.router.detach(place.slot)).await.expect("detached");
         assert_eq!(place.sockets(), "");
     });

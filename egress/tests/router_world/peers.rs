@@ -89,8 +89,20 @@ pub(crate) fn count(peers: &Peers) -> usize {
     peers.lock().expect("unpoisoned").len()
 }
 
-/// Everything a future gives, or a panic. The time is long because it matters only when something is wrong:
-/// an emulated kernel may stand still for seconds.
+/// How long anything may take on a busy machine: longer than it ever stands still.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Everything a future gives, or a panic when it has not given it for [`PATIENCE`].
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future).await.expect("in time")
+    tokio::time::timeout(PATIENCE, future).await.expect("in time")
+}
+
+/// Waits until this holds, looked at every few milliseconds.
+pub(crate) async fn until(mut holds: impl FnMut() -> bool) {
+    soon(async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }

@@ -22,6 +22,8 @@ use policy::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
+use crate::peers::{PATIENCE, until};
+
 /// The sandbox's egress address; the host has `.9` first, so that it is not the default choice.
 pub(crate) const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
 /// Where names resolve to, but for `inner.`, `nowhere.`, `own.` and `second.` ones; `both.` ones
@@ -36,7 +38,7 @@ pub(crate) const INNER: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 3);
 /// An address that no name resolves to and no rule names.
 pub(crate) const SINK: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 66);
 /// An address that nobody has, to which `nowhere.` names resolve.
-const NOWHERE: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 77);
+pub(crate) const NOWHERE: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 77);
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 53);
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -66,10 +68,10 @@ pub(crate) struct Start {
     limits: Limits,
 }
 
-/// Limits that tests can wait for.
+/// Limits that tests can wait for, and that a busy machine does not come to by standing still.
 pub(crate) fn limits() -> Limits {
-    let (first_flight, idle) = (Duration::from_secs(3), Duration::from_secs(3));
-    let (half_closed, udp_idle) = (Duration::from_secs(1), Duration::from_secs(2));
+    let (first_flight, idle) = (Duration::from_secs(6), Duration::from_secs(6));
+    let (half_closed, udp_idle) = (Duration::from_secs(1), Duration::from_secs(10));
     let (flows, udp_sessions) = (64, 8);
     Limits { flows, udp_sessions, udp_idle, first_flight, idle, half_closed, ..Limits::default() }
 }
@@ -178,6 +180,13 @@ impl Place {
         self.attach_at(self.slot).await
     }
 
+    /// Waits until so many of the guest's connections are open with us: it is connected a moment before
+    /// they are taken.
+    pub(crate) async fn has_open(&self, connections: usize) {
+        let meter = self.router.meter(self.slot).expect("attached");
+        until(|| meter.open() == connections).await;
+    }
+
     /// Makes a tap for another slot, which nobody holds.
     pub(crate) fn make_tap(&self, slot: Slot) {
         self.land.ip("w", &format!("tuntap add {} mode tap", slot.tap()));
@@ -208,7 +217,7 @@ impl Place {
         let Self { land, start, router, policy, slot, records, asked } = self;
         drop(router);
         // Its sockets close when its tasks have been let go, which a dead process needs not wait for.
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + PATIENCE;
         let router = loop {
             match start.try_router().await {
                 Err(_) if Instant::now() < deadline => {
@@ -305,7 +314,7 @@ impl Place {
 
     /// Waits for a record; names the ones that came instead when it does not.
     pub(crate) async fn record(&self, wanted: impl Fn(&AuditRecord) -> bool) -> AuditRecord {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + PATIENCE;
         let mut others = Vec::new();
         while Instant::now() < deadline {
             match self.records.take() {
