@@ -14,7 +14,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
@@ -32,6 +32,11 @@ use crate::pins::Pins;
 use crate::question::{Question, Unreadable};
 use crate::reply::{self, Info, MAX_UDP, Reply};
 use crate::resolver::Answer;
+
+/// For how long a guest is told that addresses are good, at most. What is left of an answer that is kept for
+/// all would tell it when another sandbox asked; so it is told how long the answer was good when it came, and
+/// may keep it as much longer than we do.
+const TOLD: Duration = Duration::from_secs(60);
 
 /// How a question came, and so how long its answer may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +202,7 @@ impl Guest {
         };
         let filtered = self.filter(&policy, &permit, &answer.addresses);
         let Filtered { told, refused, observed, detail } = filtered;
-        let ttl = answer.ttl().as_secs();
+        let ttl = answer.lifetime.min(TOLD).as_secs();
         match (family, refused) {
             (_, Some(denial)) if told.is_empty() => Ruling::denied(denial).detailed(detail),
             (Family::V4, _) => {

@@ -64,6 +64,8 @@ pub struct Answer {
     pub addresses: Vec<IpAddr>,
     /// Until when they are good.
     pub until: Instant,
+    /// For how long they were, when they came.
+    pub lifetime: Duration,
 }
 
 impl Answer {
@@ -281,7 +283,8 @@ impl Known {
             return Self::absent(Error::NoAddresses { host: host.clone(), family }, None);
         }
         let keep = Duration::from_secs(ttl.into()).clamp(KEPT.0, KEPT.1);
-        Self { result: Ok(Arc::new(Answer { addresses, until: Instant::now() + keep })), keep }
+        let until = Instant::now() + keep;
+        Self { result: Ok(Arc::new(Answer { addresses, until, lifetime: keep })), keep }
     }
 
     fn absent(error: Error, ttl: Option<u32>) -> Self {

@@ -173,6 +173,27 @@ async fn a_chain_of_aliases_is_told_and_pinned_under_the_questions_name() {
     assert_eq!(world.pins.names(ip("93.184.216.98")).names, []);
 }
 
+/// Promise 22. Answers are kept for all sandboxes: how old one is tells when another has asked.
+#[tokio::test]
+async fn what_is_told_of_an_answer_does_not_say_how_old_it_is() {
+    let upstream = Upstream::start(|query| {
+        let name = query.name().to_ascii();
+        let ttl = if name.starts_with("long") { 300 } else { 40 };
+        Said::records([address(&name, "93.184.216.34", ttl)])
+    })
+    .await;
+    let world = world(POLICY, &[&upstream]);
+    let ttl = async |name: &str| world.ask(name, RecordType::A).await.answers[0].ttl;
+    for (name, expected) in [("long.wild.example.com.", 60), ("short.wild.example.com.", 40)] {
+        assert_eq!(ttl(name).await, expected, "{name}");
+    }
+    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    for (name, expected) in [("long.wild.example.com.", 60), ("short.wild.example.com.", 40)] {
+        assert_eq!(ttl(name).await, expected, "{name}, two seconds later");
+    }
+    assert_eq!(upstream.names().len(), 2, "control: the second answers were kept ones");
+}
+
 /// Attack C15.
 #[tokio::test]
 async fn absence_and_failure_of_an_allowed_name_are_told_apart() {
