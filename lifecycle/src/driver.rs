@@ -380,9 +380,8 @@ impl Task {
     }
 
     async fn note(&mut self) -> Result<(), Error> {
-        let moved = self.noted.as_ref() != Some(&self.record.night);
-        self.store.note(&self.record, self.machine.state(), moved).await?;
-        if moved {
+        self.store.note(&self.record, self.machine.state(), self.noted.as_ref()).await?;
+        if self.noted.as_ref() != Some(&self.record.night) {
             self.noted = Some(self.record.night.clone());
         }
         Ok(())

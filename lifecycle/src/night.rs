@@ -47,11 +47,6 @@ pub(crate) struct Alarm {
 }
 
 impl Night {
-    /// Whether there is nothing to be remembered.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.remains.is_empty() && self.alarm.is_none()
-    }
-
     /// Connections of which the audit has the end, and the guest has not.
     pub(crate) fn ended(&self) -> impl Iterator<Item = &Remains> {
         self.remains.iter().filter(|one| !one.is_untold())

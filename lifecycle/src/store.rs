@@ -20,6 +20,7 @@ use rusqlite::{Transaction, params};
 use crate::cold::Cold;
 use crate::database::{Database, Layout};
 use crate::error::Error;
+use crate::night::Night;
 use crate::state::State;
 use crate::store::counter::advance;
 use crate::store::nights::NIGHTS;
@@ -78,6 +79,7 @@ const COLD: &str = "
 
 const SANDBOXES: &str = "
     SELECT sandbox.rowid, sandbox.*, disk.bytes AS disk, cold.cold AS cold, night.night AS night,
+           (SELECT group_concat(remains, char(10)) FROM remains WHERE remains.sandbox = sandbox.name) AS remains,
            stored.stored AS stored
     FROM sandbox LEFT JOIN disk ON disk.sandbox = sandbox.name
     LEFT JOIN cold ON cold.sandbox = sandbox.name
@@ -176,22 +178,23 @@ impl Store {
         .inspect(|_| fault::at(Point::SandboxInserted))
     }
 
-    /// Writes where a sandbox's journey is: its state, and what there is of it; its night where that has
-    /// moved since it was written.
+    /// Writes where a sandbox's journey is: its state, and what there is of it; of its night what is not as
+    /// it was noted, if it was.
     pub(crate) async fn note(
         &self,
         record: &Record,
         state: State,
-        night_moved: bool,
+        noted: Option<&Night>,
     ) -> Result<(), Error> {
         let Record { name, process, reason, saved, cold, stored, .. } = record.clone();
-        let night = night_moved.then(|| record.night.clone());
+        let moved = noted != Some(&record.night);
+        let night = moved.then(|| (noted.cloned(), record.night.clone()));
         self.run("noting the state of a sandbox", move |store| {
             let process = process.as_ref().map(json).transpose()?;
             let saved = saved.as_ref().map(json).transpose()?;
             let reason = reason.as_ref().map(json).transpose()?;
-            if let Some(night) = night {
-                nights::write(store, name.as_str(), &night)?;
+            if let Some((noted, night)) = night {
+                nights::write(store, name.as_str(), noted, &night)?;
             }
             store.execute(
                 "UPDATE sandbox SET state = ?2, process = ?3, reason = ?4, saved = ?5 WHERE name = ?1",
@@ -248,7 +251,7 @@ impl Store {
                 )?;
             }
             store.execute("DELETE FROM policy WHERE scope = ?1", [format!("sandbox/{name}")])?;
-            for table in ["disk", "cold", "stored", "night"] {
+            for table in ["disk", "cold", "stored", "night", "remains"] {
                 store.execute(&format!("DELETE FROM {table} WHERE sandbox = ?1"), [&name])?;
             }
             let gone = store.execute("DELETE FROM sandbox WHERE name = ?1", [name])?;
@@ -334,7 +337,6 @@ mod tests {
     use policy::{Policy, Slot};
 
     use super::*;
-    use crate::night::Night;
     use crate::reason::Reason;
     use crate::sandbox::Driver;
 
@@ -372,7 +374,7 @@ mod tests {
             assert!(second.0 > first.0 && second.1 > first.1);
             let reason = Some(Reason::told_as("the whole".to_owned(), "a part"));
             let failed = Record { reason, ..record("b", 2) };
-            store.note(&failed, State::Failed, false).await.unwrap();
+            store.note(&failed, State::Failed, Some(&failed.night)).await.unwrap();
             store.forget(&"a".parse().unwrap(), false).await.unwrap();
         }
         let store = Store::open(&path).unwrap();

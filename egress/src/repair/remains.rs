@@ -62,6 +62,12 @@ impl Remains {
         Self { untold, ..self }
     }
 
+    /// Its two ends: no other connection of the same guest has both.
+    #[must_use]
+    pub fn ends(&self) -> (SocketAddrV4, SocketAddrV4) {
+        (self.local, self.remote)
+    }
+
     /// Whether the audit has a beginning of it, and no end.
     #[must_use]
     pub fn is_untold(&self) -> bool {

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use policy::{Policy, Revision, Slot};
 use rusqlite::Row;
 
+use crate::night::Night;
 use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::state::State;
@@ -41,7 +42,7 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
         // What there is on disk tells as much.
         saved: described(row, "saved", read_json(row, "saved")).flatten(),
         cold: described(row, "cold", read_json(row, "cold")).flatten().unwrap_or_default(),
-        night: described(row, "night", read_json(row, "night")).flatten().unwrap_or_default(),
+        night: read_night(row),
         stored: intact("stored", read_json(row, "stored"), None, &mut damage),
         // Rows of layout 1 have none: such a sandbox goes on as it was, and so does one of which nobody knows.
         terms: described(row, "terms", read_json(row, "terms"))
@@ -57,6 +58,18 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
             Record { state: State::Running, process: None, saved: None, reason, ..record }
         }
     })
+}
+
+/// What can be read of its night: it only tells of what has ended.
+fn read_night(row: &Row<'_>) -> Night {
+    let mut night: Night =
+        described(row, "night", read_json(row, "night")).flatten().unwrap_or_default();
+    let remains = described(row, "remains", row.get::<_, Option<String>>("remains")).flatten();
+    for line in remains.iter().flat_map(|lines| lines.lines()) {
+        let read = serde_json::from_str(line).map_err(|error| corrupt("remains", error));
+        night.remains.extend(described(row, "remains", read));
+    }
+    night
 }
 
 /// What was read of a column, or else something in its place, and the column is noted as damaged.
