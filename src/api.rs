@@ -3,6 +3,7 @@
 //! Decides who may ask, reads what is asked whole, calls the keeper, and answers; nothing else. A
 //! caller with a tenant's token neither sees nor touches what is not that tenant's.
 
+mod snapshots;
 mod sandboxes;
 mod rest;
 mod policies;
@@ -134,6 +135,10 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(rest::keep_awake))
         .routes(routes!(rest::renew))
         .routes(routes!(rest::connect))
+        .routes(routes!(snapshots::list))
+        .routes(routes!(snapshots::show, snapshots::remove))
+        .routes(routes!(snapshots::take))
+        .routes(routes!(snapshots::clone))
         .routes(routes!(policies::of_sandbox, policies::set_of_sandbox))
         .routes(routes!(policies::add_to_sandbox))
         .routes(routes!(policies::set_mode_of_sandbox))

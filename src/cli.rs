@@ -4,6 +4,7 @@
 //! 4 refused; `exec` passes the command's own code on. JSON goes to standard output, everything
 //! about it to standard error.
 
+mod snapshots;
 mod create;
 mod exec;
 mod rest;
@@ -104,6 +105,12 @@ enum Errand {
     Suspend(rest::Suspend),
     /// Wake a sandbox.
     Resume(rest::Resume),
+    /// Take a snapshot of a sandbox, or remove snapshots.
+    Snapshot(snapshots::Take),
+    /// List snapshots.
+    Snapshots(snapshots::List),
+    /// Make a sandbox that goes on from a snapshot.
+    Clone(snapshots::Clone),
     /// Keep a sandbox awake for a time.
     KeepAwake(rest::KeepAwake),
     /// Let a sandbox live on.
@@ -164,6 +171,9 @@ impl Errand {
             Self::Standby(standby) => standby.run(client, screen).await?,
             Self::Suspend(suspend) => suspend.run(client, screen).await?,
             Self::Resume(resume) => resume.run(client, screen).await?,
+            Self::Snapshot(take) => take.run(client, screen).await?,
+            Self::Snapshots(list) => list.run(client, screen).await?,
+            Self::Clone(clone) => clone.run(client, screen).await?,
             Self::KeepAwake(keep) => keep.run(client, screen).await?,
             Self::Renew(renew) => renew.run(client, screen).await?,
             Self::Connect(connect) => connect.run(client).await?,
@@ -240,6 +250,13 @@ mod tests {
             "postern standby demo --wake-in 8h --json",
             "postern suspend demo",
             "postern resume demo --json",
+            "postern snapshot demo before-lunch",
+            "postern snapshot rm before-lunch other",
+            "postern snapshot -- rm before-lunch",
+            "postern snapshots",
+            "postern snapshots demo --json",
+            "postern clone before-lunch demo-2 --allow api.github.com --ttl 2h",
+            "postern clone before-lunch demo-2 --policy p.toml --json",
             "postern keep-awake demo --for 10m",
             "postern renew demo",
             "postern renew demo --ttl 2h",
@@ -285,6 +302,9 @@ mod tests {
             ("postern policy allow demo a.example --port 0x1", "port"),
             ("postern --url https://x ls", "http://host:port"),
             ("postern keep-awake demo --for long", "span of time"),
+            ("postern snapshot demo", "SNAPSHOT"),
+            ("postern snapshot rm", "SNAPSHOT"),
+            ("postern snapshot demo A_b", "use 1 to 40"),
             ("postern connect demo 0", "1..=65535"),
             ("postern standby demo --wake-at 07:00", "RFC 3339"),
             ("postern standby demo --wake-in 8h --wake-at 2026-12-01T07:00:00Z", "cannot be used"),

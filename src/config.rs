@@ -136,6 +136,8 @@ section! {
         vcpus: u32 = 0,
         /// What the disks of all microVMs can grow to; 0: no bound.
         disk: Size = Size(0),
+        /// What its snapshots have in the object store; 0: no bound.
+        snapshots: Size = Size(0),
         /// The longest life that may be asked for, and that of whoever asks for none; none: any.
         max_life: Option<Span> = None,
         /// Connections to the API over TCP by the tokens of one tenant, all together.

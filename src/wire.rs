@@ -2,6 +2,7 @@
 //!
 //! A field once published keeps its name and meaning; new ones may be added to answers.
 
+mod snapshots;
 mod usage;
 
 use std::net::IpAddr;
@@ -15,6 +16,7 @@ use utoipa::ToSchema;
 use crate::problem::Problem;
 use crate::units::{Moment, Size, Span};
 
+pub use crate::wire::snapshots::{MakeClone, Snapshot, Snapshots, TakeSnapshot};
 pub use crate::wire::usage::{Carried, Usage, UsageBy, Used};
 
 /// The tenant of who names none.

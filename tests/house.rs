@@ -139,6 +139,7 @@ fn only_what_is_recorded_or_shown_reads_the_wall_clock() {
         ("src/api/events.rs", 1),              // `since 10m`
         ("src/api/usage.rs", 1),               // likewise
         ("lifecycle/src/keeper/birth.rs", 1),  // when it was created
+        ("lifecycle/src/driver/copied.rs", 2), // when a snapshot was taken, and that its sandbox is woken now
         ("lifecycle/src/keeper/rest.rs", 1),   // how far away is the time to be woken at
         ("lifecycle/src/reconcile.rs", 1),     // how far it is yet, in another boot of the host
         ("lifecycle/src/store/counter.rs", 1), // numbers that say nothing else

@@ -35,6 +35,12 @@ pub enum On {
     Suspend,
     /// It is got back from there.
     Fetch,
+    /// A snapshot of a sandbox is taken.
+    Snapshot,
+    /// A snapshot is removed.
+    Forget,
+    /// A sandbox is made of a snapshot.
+    Clone,
     /// A policy is written.
     Policy,
     /// Records are written to the audit.
@@ -139,6 +145,14 @@ points! {
     FetchNoted Fetch,
     GuestFetched Fetch,
     ListForgotten Fetch,
+    GuestToCopy Snapshot,
+    SnapshotToNote Snapshot,
+    SnapshotNoted Snapshot,
+    GuestCopied Snapshot,
+    SnapshotToForget Forget,
+    SnapshotForgotten Forget,
+    CloneToInsert Clone,
+    CloneInserted Clone,
     ProcessToStop Remove,
     QemuKilled RemoveQemu,
     ProcessStopped Remove,

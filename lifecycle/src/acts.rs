@@ -17,7 +17,7 @@ use policy::{PolicyHandle, SandboxName, Slot};
 use tokio::time::timeout;
 use vmm::Hypervisor;
 
-use crate::config::Config;
+use crate::config::{Config, Quota};
 use crate::error::Error;
 use crate::machine::Act;
 use crate::sandbox::Driver;
@@ -25,7 +25,7 @@ use crate::state::State;
 use crate::store::Record;
 
 pub(crate) use crate::acts::agent::{exec, hello};
-pub(crate) use crate::acts::drivers::Hypervisors;
+pub(crate) use crate::acts::drivers::{Hypervisors, free};
 
 /// The pause between two tries to reach an agent that does not listen yet.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -59,6 +59,15 @@ impl Acts {
         &self.hypervisors
     }
 
+    /// What one tenant may take of the node.
+    pub(crate) fn quota(&self) -> &Quota {
+        &self.config.quota
+    }
+
+    pub(crate) fn hypervisors_shared(&self) -> Arc<Hypervisors> {
+        Arc::clone(&self.hypervisors)
+    }
+
     /// Does it. `hears` says whether the guest can hear a power button.
     pub(crate) async fn perform(
         &mut self,
@@ -84,7 +93,7 @@ impl Acts {
             Act::Unpause => self.unpause(record).await,
             Act::DropLocal => self.hypervisors.drop_local(record).await.map_err(boxed),
             // Not of what is here: the driver does these.
-            Act::BeginAnew | Act::Store | Act::Fetch => Ok(()),
+            Act::BeginAnew | Act::Copy | Act::Store | Act::Fetch => Ok(()),
             Act::Refresh => self.refresh(record).await,
             Act::Release => self.router.release(record.slot).await.map_err(boxed),
             Act::Discard => self.discard(record).await,

@@ -61,6 +61,8 @@ pub struct Quota {
     pub vcpus: u64,
     /// Bytes that the disks of microVMs of ours can grow to.
     pub disk: u64,
+    /// Bytes that its snapshots have in the object store.
+    pub snapshots: u64,
 }
 
 /// How the accounts are bounded.

@@ -6,8 +6,10 @@ mod handle;
 mod heed;
 mod rest;
 mod settled;
+mod copied;
 mod stored;
 
+use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +17,7 @@ use std::time::Duration;
 use fault::Point;
 use futures_util::FutureExt;
 use policy::audit::{Kind, Outcome};
-use policy::{AuditRecord, Trail};
+use policy::{AuditRecord, SnapshotName, Trail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use vault::Vault;
@@ -31,10 +33,12 @@ use crate::state::State;
 use crate::store::{Record, Store};
 use crate::usage::Tab;
 
+pub(crate) use crate::driver::copied::Wanted;
 pub(crate) use crate::driver::handle::{End, Handle};
 pub(crate) use crate::driver::heed::LONGEST_LEASE;
 pub use crate::driver::rest::Call;
 pub(crate) use crate::driver::rest::{Calls, Reply, Rest, Shown};
+pub(crate) use crate::driver::stored::release;
 
 /// How often a running process is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -69,6 +73,8 @@ pub(crate) enum Verb {
     Standby(Option<Alarm>, Reply),
     /// The same, and into the store.
     Suspend(Reply),
+    /// A snapshot of it is to be taken, of this name.
+    Snapshot(SnapshotName, Reply),
     /// It is to be awake for so long.
     KeepAwake(Duration, Reply),
     /// It is to live so long from now, or as long as it was given.
@@ -90,6 +96,8 @@ pub(crate) struct Task {
     pub(crate) end: watch::Receiver<End>,
     pub(crate) published: watch::Sender<Published>,
     pub(crate) rest: Rest,
+    /// Snapshots of it that are wanted.
+    pub(crate) copies: VecDeque<Wanted>,
     pub(crate) tab: Tab,
     /// Where it rested last.
     pub(crate) arrived: Option<State>,
@@ -157,6 +165,7 @@ impl Task {
             fault::at(before);
             let done = match act {
                 Act::BeginAnew => Some(self.begin_anew().await),
+                Act::Copy => self.copy_away().await,
                 Act::Store => self.store_away().await,
                 Act::Fetch => self.fetch().await,
                 _ => self.perform(act).await,
@@ -169,7 +178,7 @@ impl Task {
                         self.record.cold.done();
                     }
                     if let (Act::RemoveFiles, Some(stored)) = (act, &self.record.stored) {
-                        self.forget_key(stored.key.clone());
+                        self.release_key(stored.key.clone());
                     }
                     self.machine.done(act);
                 }

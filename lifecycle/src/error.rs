@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::{fmt, io};
 
-use policy::{PolicyError, Revision, SandboxName, TenantName};
+use policy::{PolicyError, Revision, SandboxName, SnapshotName, TenantName};
 
 /// A field of a request that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,12 @@ pub enum Error {
     /// The name is taken.
     #[error("a sandbox called {0} exists already")]
     Exists(SandboxName),
+    /// No snapshot has this name.
+    #[error("no snapshot is called {0}")]
+    NoSnapshot(String),
+    /// The name of a snapshot is taken.
+    #[error("a snapshot called {0} exists already")]
+    SnapshotExists(SnapshotName),
     /// The policy moved since it was read.
     #[error(
         "the policy is at revision {current}, not {expected}: read it again and repeat the change"
@@ -256,6 +262,8 @@ impl Error {
             | Self::Share(_)
             | Self::Policy(_)
             | Self::NotFound(_)
+            | Self::NoSnapshot(_)
+            | Self::SnapshotExists(_)
             | Self::Exists(_)
             | Self::Conflict { .. }
             | Self::Unreadable { .. }

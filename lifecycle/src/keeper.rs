@@ -9,9 +9,10 @@ mod birth;
 mod found;
 mod rest;
 mod room;
+mod snapshots;
 mod writes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 
@@ -122,8 +123,10 @@ impl Keeper {
             shared.slots.keep(slot, reconcile::kept_by(driver));
         }
         let kept = records.iter().filter_map(|record| Some(record.stored.as_ref()?.key.clone()));
-        let (kept, last) = (kept.collect(), shared.store.last_key().await?);
-        tokio::spawn(reconcile::forget_orphans(shared.vault.clone(), kept, last));
+        let kept = kept.chain(shared.store.snapshot_keys().await?).collect();
+        let (vault, last) = (shared.vault.clone(), shared.store.last_key().await?);
+        let hypervisors = shared.hypervisors.clone();
+        tokio::spawn(reconcile::forget_orphans(vault, hypervisors, kept, last));
         reconcile::sweep(&shared.router, &shared.slots, &records).await?;
         shared.hypervisors.forget_images().await;
         fault::at(Point::OrphansSwept);
@@ -303,6 +306,7 @@ impl Keeper {
             end: to_end,
             published,
             rest,
+            copies: VecDeque::new(),
             tab,
             arrived: None,
             booted,

@@ -91,6 +91,11 @@ impl Alarm {
         })
     }
 
+    /// At once.
+    pub(crate) fn now(now: &Uptime, wall: SystemTime) -> Self {
+        Self { wall: since_1970(wall).as_secs(), boot: now.boot.clone(), seconds: now.seconds }
+    }
+
     /// In another boot than the one it was set in only the clock on the wall knows how long it has yet.
     pub(crate) fn take_up(&mut self, now: &Uptime, wall: SystemTime) {
         if self.boot != now.boot {

@@ -2,6 +2,7 @@
 //! what an earlier daemon left half done is finished or undone.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use egress::Router;
@@ -124,8 +125,18 @@ pub(crate) const fn kept_by(driver: Driver) -> Stuck {
 }
 
 /// Forgets what earlier daemons began to put into the object store, or got back from there and did not come
-/// to forget: every key up to `last` that none of these sandboxes has.
-pub(crate) async fn forget_orphans(vault: Vault, kept: BTreeSet<String>, last: u64) {
+/// to forget: every key up to `last` that none of these sandboxes and snapshots has.
+pub(crate) async fn forget_orphans(
+    vault: Vault,
+    hypervisors: Arc<Hypervisors>,
+    kept: BTreeSet<String>,
+    last: u64,
+) {
+    let old = |key: &&String| number_of(key).is_some_and(|number| number <= last);
+    let images: BTreeSet<String> = hypervisors.image_keys().await.into_iter().collect();
+    for key in images.difference(&kept).filter(old) {
+        hypervisors.drop_image(key).await;
+    }
     let keys = match vault.keys().await {
         Ok(keys) => keys,
         Err(error) => {
@@ -133,7 +144,6 @@ pub(crate) async fn forget_orphans(vault: Vault, kept: BTreeSet<String>, last: u
             return tracing::warn!(error = chain(&error), "object store not looked through");
         }
     };
-    let old = |key: &&String| number_of(key).is_some_and(|number| number <= last);
     for key in keys.difference(&kept).filter(old) {
         match vault.forget(key).await {
             Ok(()) => tracing::info!(key, "forgotten: the object store had it for nobody"),
@@ -180,8 +190,7 @@ async fn clear(router: &Router, slot: Slot) -> Result<(), egress::Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     use super::*;
     use crate::cold::{Cold, ColdBoot};
@@ -198,7 +207,7 @@ mod tests {
             netns: "none".to_owned(),
             egress: Vec::new(),
             slots: 1,
-            quota: Quota { sandboxes: 1, memory_mib: 0, vcpus: 0, disk: 0 },
+            quota: Quota { sandboxes: 1, memory_mib: 0, vcpus: 0, disk: 0, snapshots: 0 },
             state_reserve: 0,
             hold_down: Duration::ZERO,
             boot_deadline: Duration::ZERO,

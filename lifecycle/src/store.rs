@@ -4,6 +4,7 @@
 //! call is one transaction, run off the async threads. Never holds a secret.
 
 mod nights;
+mod snapshots;
 mod rests;
 mod rows;
 mod counter;
@@ -27,6 +28,7 @@ use crate::store::nights::NIGHTS;
 pub(crate) use crate::store::record::{PolicyRow, Record};
 use crate::store::rests::{KEPT, RESTS};
 use crate::store::rows::{read_policy, read_record, text};
+use crate::store::snapshots::SNAPSHOTS;
 use crate::store::stored::{STORED, note_stored};
 use crate::terms::{Terms, Uptime};
 
@@ -99,7 +101,7 @@ impl Store {
             version: VERSION,
             tables: TABLES,
             older: &[(1, TO_2)],
-            later: &[RESTS, KEPT, DISKS, COLD, NIGHTS, STORED],
+            later: &[RESTS, KEPT, DISKS, COLD, NIGHTS, STORED, SNAPSHOTS],
         };
         Database::open(path, &layout).map(Self)
     }
@@ -145,34 +147,9 @@ impl Store {
         document: String,
     ) -> Result<(u64, Revision), Error> {
         self.run("writing a new sandbox", move |store| {
-            let incarnation = advance(store, "incarnation")?;
-            let revision = advance(store, "revision")?;
-            store.execute(
-                "INSERT INTO sandbox (name, tenant, driver, slot, incarnation, memory_mib, vcpus, state, \
-                 created, terms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
-                params![
-                    record.name.as_str(),
-                    record.tenant.as_str(),
-                    word(&record.driver),
-                    record.slot.number(),
-                    incarnation,
-                    record.memory_mib,
-                    record.vcpus,
-                    word(&record.state),
-                    record.created.map(seconds).unwrap_or_default(),
-                    json(&record.terms)?,
-                ],
-            )?;
-            store.execute(
-                "INSERT OR REPLACE INTO policy VALUES (?1, ?2, ?3)",
-                params![format!("sandbox/{}", record.name), document, revision],
-            )?;
-            store.execute(
-                "INSERT OR REPLACE INTO disk VALUES (?1, ?2)",
-                params![record.name.as_str(), record.disk],
-            )?;
+            let entered = enter(store, &record, &document)?;
             fault::at(Point::SandboxToInsert);
-            Ok((incarnation, Revision(revision)))
+            Ok(entered)
         })
         .await
         .inspect(|_| fault::at(Point::SandboxInserted))
@@ -307,6 +284,41 @@ impl Error {
         }
         Self::Store { doing, path, source }
     }
+}
+
+/// Writes a new sandbox with its policy, as a part of something larger.
+fn enter(
+    store: &Transaction<'_>,
+    record: &Record,
+    document: &str,
+) -> rusqlite::Result<(u64, Revision)> {
+    let incarnation = advance(store, "incarnation")?;
+    let revision = advance(store, "revision")?;
+    store.execute(
+        "INSERT INTO sandbox (name, tenant, driver, slot, incarnation, memory_mib, vcpus, state, \
+         created, terms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+        params![
+            record.name.as_str(),
+            record.tenant.as_str(),
+            word(&record.driver),
+            record.slot.number(),
+            incarnation,
+            record.memory_mib,
+            record.vcpus,
+            word(&record.state),
+            record.created.map(seconds).unwrap_or_default(),
+            json(&record.terms)?,
+        ],
+    )?;
+    store.execute(
+        "INSERT OR REPLACE INTO policy VALUES (?1, ?2, ?3)",
+        params![format!("sandbox/{}", record.name), document, revision],
+    )?;
+    store.execute(
+        "INSERT OR REPLACE INTO disk VALUES (?1, ?2)",
+        params![record.name.as_str(), record.disk],
+    )?;
+    Ok((incarnation, Revision(revision)))
 }
 
 /// One that was never booted so, and is not to be, has no row.

@@ -69,6 +69,11 @@ label! {
 }
 
 label! {
+    /// The name of a snapshot, unique on an installation.
+    SnapshotName
+}
+
+label! {
     /// The name of a tenant.
     TenantName
 }

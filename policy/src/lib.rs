@@ -31,7 +31,7 @@ pub use document::{
 };
 pub use explain::{Explanation, explain};
 pub use flow::{Evidence, Flow};
-pub use id::{Revision, SandboxName, Subject, TenantName};
+pub use id::{Revision, SandboxName, SnapshotName, Subject, TenantName};
 pub use judge::{Denial, Dialable, Mode, Permit, Target, Verdict};
 pub use name::{Authority, AuthorityHost, Host, Pattern};
 pub use net::Slot;

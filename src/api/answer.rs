@@ -37,6 +37,12 @@ impl From<lifecycle::Error> for Problem {
             match &**shared {
                 E::NoRoom { doing, .. } => return no_room(doing),
                 E::Invalid(field) => return Self::from(E::Invalid(field.clone())),
+                E::Share(field) => return Self::from(E::Share(field.clone())),
+                E::NoSnapshot(name) => return no_snapshot(name),
+                E::SnapshotExists(name) => {
+                    return Self::from(E::SnapshotExists(name.clone()));
+                }
+                &E::Reserve { free, reserve } => return Self::from(E::Reserve { free, reserve }),
                 wrong @ E::WrongState { .. } => {
                     return Self::new(Kind::Conflict, wrong.to_string());
                 }
@@ -52,6 +58,10 @@ impl From<lifecycle::Error> for Problem {
             E::NotFound(name) => {
                 Self::new(Kind::NotFound, "is no sandbox of this node").given(&name)
             }
+            E::NoSnapshot(name) => no_snapshot(&name),
+            E::SnapshotExists(name) => Self::invalid("snapshot", name.as_str(), "is taken")
+                .fix("choose another name, or remove that snapshot")
+                .of(Kind::Conflict),
             E::Exists(name) => Self::invalid("name", name.as_str(), "is taken")
                 .fix("choose another name, or remove that sandbox")
                 .of(Kind::Conflict),
@@ -97,6 +107,13 @@ impl From<lifecycle::Error> for Problem {
             failed => Self::new(Kind::Failed, failed.told()),
         }
     }
+}
+
+/// Nor is one of another tenant.
+pub(crate) fn no_snapshot(name: &str) -> Problem {
+    Problem::new(Kind::NotFound, "is no snapshot of this node")
+        .given(name)
+        .fix("`postern snapshots` lists those there are")
 }
 
 fn no_room(doing: &str) -> Problem {

@@ -6,13 +6,14 @@ use axum::Json as Answer;
 use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
 use hyper_util::rt::TokioIo;
-use lifecycle::Wake;
+use lifecycle::{Wake, WantedTerms};
 
 use crate::api::Api;
 use crate::api::body::{self, Named};
 use crate::api::caller::Caller;
 use crate::api::sandboxes::{switching, upgraded};
 use crate::problem::{ErrorBody, Problem};
+use crate::units::Span;
 use crate::wire::{
     Awake, CONNECT_PROTOCOL, ColdBoot, Connect, KeepAwake, OnIdle, Renew, Sandbox, Standby,
 };
@@ -173,7 +174,22 @@ pub(crate) async fn connect(
     Ok(switching(CONNECT_PROTOCOL))
 }
 
-pub(crate) fn on_idle(wanted: OnIdle) -> lifecycle::OnIdle {
+/// What is asked for of a new sandbox's rest and life; the spans are `idle_after`, `ttl` and `max_life`.
+pub(crate) fn wanted(
+    when_idle: Option<OnIdle>,
+    [idle_after, ttl, max_life]: [Option<Span>; 3],
+    boot: Option<ColdBoot>,
+) -> WantedTerms {
+    WantedTerms {
+        on_idle: when_idle.map(on_idle),
+        idle_after: idle_after.map(|span| span.0),
+        ttl: ttl.map(|span| span.0),
+        max_life: max_life.map(|span| span.0),
+        cold_boot: boot.map(cold_boot),
+    }
+}
+
+fn on_idle(wanted: OnIdle) -> lifecycle::OnIdle {
     match wanted {
         OnIdle::Standby => lifecycle::OnIdle::Standby,
         OnIdle::Suspend => lifecycle::OnIdle::Suspend,
@@ -182,7 +198,7 @@ pub(crate) fn on_idle(wanted: OnIdle) -> lifecycle::OnIdle {
     }
 }
 
-pub(crate) fn cold_boot(wanted: ColdBoot) -> lifecycle::ColdBoot {
+fn cold_boot(wanted: ColdBoot) -> lifecycle::ColdBoot {
     match wanted {
         ColdBoot::Allowed => lifecycle::ColdBoot::Allowed,
         ColdBoot::Refused => lifecycle::ColdBoot::Refused,

@@ -11,8 +11,9 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use lifecycle::{CreateSpec, Scope, WantedTerms, Wish};
+use lifecycle::{CreateSpec, Scope, Wish};
 use policy::{Policy, PolicyMode};
+use serde_json::value::RawValue;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -276,30 +277,33 @@ impl Api {
         let wish = Wish { name: name.clone(), tenant: tenant.clone(), driver, memory_mib, vcpus };
         let room = self.0.keeper.check_room(&wish).await;
         room.map_err(|error| caller.told(error))?;
-        let (policy, turn) = match wanted.policy {
-            Some(policy) => {
-                let turn = self.0.door.turn_to_make(caller).await;
-                // It goes along, since reading goes on when the caller goes away.
-                let read = aside(move || (Policy::from_json(policy.get()), turn));
-                let (read, turn) = read.await?;
-                let read = read.map_err(|refused| {
-                    let problem = Problem::from(refused);
-                    let field = problem.field.as_deref().filter(|field| !field.is_empty());
-                    let field = field.map_or("policy".into(), |field| format!("policy.{field}"));
-                    Problem { field: Some(field.into()), line: None, ..problem }
-                })?;
-                (read, turn)
-            }
-            None => (Policy::default(), None),
-        };
-        let terms = WantedTerms {
-            on_idle: wanted.on_idle.map(rest::on_idle),
-            idle_after: wanted.idle_after.map(|span| span.0),
-            ttl: wanted.ttl.map(|span| span.0),
-            max_life: wanted.max_life.map(|span| span.0),
-            cold_boot: wanted.cold_boot.map(rest::cold_boot),
-        };
+        let (policy, turn) = self.policy_of_new(caller, wanted.policy).await?;
+        let terms = rest::wanted(
+            wanted.on_idle,
+            [wanted.idle_after, wanted.ttl, wanted.max_life],
+            wanted.cold_boot,
+        );
         Ok((CreateSpec { name, tenant, driver, memory_mib, vcpus, policy, terms }, turn))
+    }
+
+    /// The policy that is given for a new sandbox, read, and its turn among its tenant's.
+    pub(crate) async fn policy_of_new(
+        &self,
+        caller: &Caller,
+        policy: Option<Box<RawValue>>,
+    ) -> Result<(Policy, Option<OwnedSemaphorePermit>), Problem> {
+        let Some(policy) = policy else { return Ok((Policy::default(), None)) };
+        let turn = self.0.door.turn_to_make(caller).await;
+        // It goes along, since reading goes on when the caller goes away.
+        let read = aside(move || (Policy::from_json(policy.get()), turn));
+        let (read, turn) = read.await?;
+        let read = read.map_err(|refused| {
+            let problem = Problem::from(refused);
+            let field = problem.field.as_deref().filter(|field| !field.is_empty());
+            let field = field.map_or("policy".into(), |field| format!("policy.{field}"));
+            Problem { field: Some(field.into()), line: None, ..problem }
+        })?;
+        Ok((read, turn))
     }
 
     /// What whoever makes it may not expect of its policy.

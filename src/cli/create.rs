@@ -20,16 +20,8 @@ use crate::wire::{self, ColdBoot, Driver, Mode, OnIdle, Sandbox, Step};
 pub(crate) struct Create {
     /// Name of the sandbox: 1 to 40 of a-z, 0-9 and '-'.
     name: SandboxName,
-    /// File with its policy, TOML or (by its ending) JSON; `-` reads TOML from standard input.
-    #[arg(long, value_name = "FILE", conflicts_with = "allow")]
-    policy: Option<PathBuf>,
-    /// Host it may reach, as a rule of a policy would name it; may be given several times.
-    #[arg(long, value_name = "HOST")]
-    allow: Vec<String>,
-    /// Whether its policy refuses what it does not allow, or only records it; none: as the file
-    /// says, or `enforce`.
-    #[arg(long, value_enum)]
-    mode: Option<Mode>,
+    #[command(flatten)]
+    policy: GivenPolicy,
     /// Tenant it belongs to.
     #[arg(long)]
     tenant: Option<TenantName>,
@@ -42,26 +34,48 @@ pub(crate) struct Create {
     /// What runs it.
     #[arg(long, value_enum, default_value_t)]
     driver: Driver,
+    #[command(flatten)]
+    terms: GivenTerms,
+}
+
+/// The policy of a sandbox that is to be made.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GivenPolicy {
+    /// File with its policy, TOML or (by its ending) JSON; `-` reads TOML from standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "allow")]
+    policy: Option<PathBuf>,
+    /// Host it may reach, as a rule of a policy would name it; may be given several times.
+    #[arg(long, value_name = "HOST")]
+    allow: Vec<String>,
+    /// Whether its policy refuses what it does not allow, or only records it; none: as the file
+    /// says, or `enforce`.
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+}
+
+/// How it is to rest and live.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GivenTerms {
     /// What becomes of it when it is idle; none: as configured.
     #[arg(long, value_enum)]
-    on_idle: Option<OnIdle>,
+    pub(super) on_idle: Option<OnIdle>,
     /// How long nothing may go on before it is idle, e.g. 15s.
     #[arg(long, value_name = "SPAN")]
-    idle_after: Option<Span>,
+    pub(super) idle_after: Option<Span>,
     /// It is removed so long after it was made or renewed, e.g. 2h.
     #[arg(long, value_name = "SPAN")]
-    ttl: Option<Span>,
+    pub(super) ttl: Option<Span>,
     /// It is removed so long after it was made, renewed or not, e.g. 7d.
     #[arg(long, value_name = "SPAN")]
-    max_life: Option<Span>,
+    pub(super) max_life: Option<Span>,
     /// What becomes of it when its memory is lost, as when the host is started anew; none: as configured.
     #[arg(long, value_enum)]
-    cold_boot: Option<ColdBoot>,
+    pub(super) cold_boot: Option<ColdBoot>,
 }
 
 impl Create {
     pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
-        let policy = self.policy()?;
+        let (policy, terms) = (self.policy.read()?, self.terms);
         let body = Content::json(&wire::Create {
             name: self.name.clone(),
             tenant: self.tenant,
@@ -69,11 +83,11 @@ impl Create {
             memory: self.memory,
             vcpus: self.vcpus,
             policy,
-            on_idle: self.on_idle,
-            idle_after: self.idle_after,
-            ttl: self.ttl,
-            max_life: self.max_life,
-            cold_boot: self.cold_boot,
+            on_idle: terms.on_idle,
+            idle_after: terms.idle_after,
+            ttl: terms.ttl,
+            max_life: terms.max_life,
+            cold_boot: terms.cold_boot,
         })?;
         let path = "/v1/sandboxes?progress=true";
         let mut lines = client.send(Method::POST, path, HeaderMap::new(), body).await?.lines();
@@ -94,8 +108,11 @@ impl Create {
         }
         Err(Error::Answer("nothing at the end".into()))
     }
+}
 
-    fn policy(&self) -> Result<Option<Box<RawValue>>, Error> {
+impl GivenPolicy {
+    /// As the API takes it; none where nothing is given.
+    pub(super) fn read(&self) -> Result<Option<Box<RawValue>>, Error> {
         let mut document = match &self.policy {
             Some(path) => {
                 let text = crate::cli::policy::read(path)?;

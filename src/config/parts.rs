@@ -82,6 +82,7 @@ impl Config {
                 memory_mib: bounded(self.tenants.memory.0) >> 20,
                 vcpus: bounded(u64::from(self.tenants.vcpus)),
                 disk: bounded(self.tenants.disk.0),
+                snapshots: bounded(self.tenants.snapshots.0),
             },
             state_reserve: self.limits.state_reserve.0,
             hold_down: self.guests.slot_rest.0,

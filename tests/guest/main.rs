@@ -18,3 +18,4 @@ mod lifetime;
 mod programs;
 mod blocks;
 mod suspended;
+mod snapshots;

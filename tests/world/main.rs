@@ -42,6 +42,7 @@ mod reuse;
 mod revoke;
 mod segments;
 mod semantics;
+mod snapshots;
 mod steps;
 mod stubs;
 mod tenants;

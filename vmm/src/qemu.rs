@@ -100,12 +100,21 @@ impl Qemu {
 
     /// Makes a saved machine of files that were elsewhere: memory and disk are in their places, whole and on
     /// the disk, and `fetched` is its state, which gets its name. Since the memory is known to be whole, it
-    /// does not matter in which boot of the host it was saved.
+    /// does not matter in which boot of the host it was saved, nor which machine of the same hardware and image
+    /// it was saved of.
     ///
     /// # Errors
     /// [`Error::Unusable`] when the state is damaged; nothing has its name then.
     pub async fn restore(&self, machine: &Machine, fetched: &Path) -> Result<Saved, Error> {
         asleep::restore(machine, fetched).await
+    }
+
+    /// Has the machine's own links to what it is made from, as far as it has not, from its folder `image`.
+    ///
+    /// # Errors
+    /// When they cannot be made.
+    pub async fn keep_image(&self, machine: &Machine) -> Result<(), Error> {
+        image::keep(machine).await
     }
 
     /// Writes the memory of a saved machine to its disk, after which the kernel has room when it needs

@@ -3,8 +3,8 @@
 
 use std::net::{SocketAddr, SocketAddrV4};
 
-use policy::Subject;
 use policy::audit::{AuditRecord, Kind, Outcome};
+use policy::{Slot, Subject};
 use serde::{Deserialize, Serialize};
 
 use crate::repair::Checkpoint;
@@ -77,6 +77,13 @@ impl Remains {
     /// Its end need not be recorded: it has been.
     pub fn told(&mut self) {
         self.untold = None;
+    }
+
+    /// The same, of a guest with the same memory in this slot.
+    #[must_use]
+    pub fn in_slot(self, slot: Slot) -> Self {
+        let remote = SocketAddrV4::new(slot.address(), self.remote.port());
+        Self { remote, ..self }
     }
 
     /// The record of its end with the daemon that had it, if there is to be one: given once.

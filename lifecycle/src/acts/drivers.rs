@@ -1,7 +1,8 @@
 //! The drivers of this node: which there are, what each can, and what they find of an earlier daemon's.
 
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::state::State;
 use crate::store::Record;
+use crate::threads::aside;
 
 /// Memories of sleeping guests that are written to the disk at once: each holds a thread as long as that
 /// takes, and all share the disk with the journal.
@@ -23,6 +25,9 @@ const WRITE_BACKS: usize = 2;
 /// How often a saved state that cannot be read is tried again, and after which pause.
 const READS: usize = 3;
 const READ_AGAIN: Duration = Duration::from_millis(100);
+
+/// The folder of the images of snapshots, in that of the state: a folder for each key.
+const SNAPSHOTS: &str = "snapshots";
 
 /// The drivers of this node.
 #[derive(Debug)]
@@ -208,8 +213,81 @@ impl Hypervisors {
         files
     }
 
-    /// Makes the places of the files of a sandbox that are to be got back; nothing is there then.
-    pub(crate) async fn make_way(&self, record: &Record) -> io::Result<()> {
+    /// Keeps the image of a sandbox for who goes on from what is stored under this key.
+    pub(crate) async fn keep_image(&self, record: &Record, key: &str) -> Result<(), vmm::Error> {
+        let (own, kept) = (describe(&self.config, record), self.image_of(key));
+        let Some(image) = own.base.parent().map(Path::to_owned) else { return Ok(()) };
+        let keeper = vmm::Machine {
+            image,
+            kernel: kept.join("vmlinuz"),
+            initrd: kept.join("initrd.img"),
+            base: kept.join("root.ext4"),
+            ..own
+        };
+        self.qemu.keep_image(&keeper).await
+    }
+
+    /// Forgets the images of what is stored under keys that nobody has any more.
+    pub(crate) async fn drop_image(&self, key: &str) {
+        match tokio::fs::remove_dir_all(self.image_of(key)).await {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(key, %error, "image of a snapshot not removed");
+            }
+            _ => {}
+        }
+    }
+
+    /// The keys of which images are kept.
+    pub(crate) async fn image_keys(&self) -> Vec<String> {
+        let mut keys = Vec::new();
+        let Ok(mut found) = tokio::fs::read_dir(self.config.state_dir.join(SNAPSHOTS)).await else {
+            return keys;
+        };
+        while let Ok(Some(entry)) = found.next_entry().await {
+            keys.extend(entry.file_name().into_string().ok());
+        }
+        keys
+    }
+
+    fn image_of(&self, key: &str) -> PathBuf {
+        self.config.state_dir.join(SNAPSHOTS).join(key)
+    }
+
+    /// Refuses a copy of a sandbox's files where it would leave less of the disk than is kept for the journal,
+    /// were it not packed. One that leaves this node takes nothing here.
+    pub(crate) async fn check_room(&self, record: &Record) -> Result<(), Error> {
+        if !self.config.store.url.is_empty() {
+            return Ok(());
+        }
+        let mut copy = 0_u64;
+        for file in self.files(record) {
+            let held = tokio::fs::metadata(&file.path).await.map_or(0, |held| held.blocks());
+            copy = copy.saturating_add(held.saturating_mul(512));
+        }
+        let (dir, reserve) = (self.config.state_dir.clone(), self.config.state_reserve);
+        match aside(move || free(&dir)).await? {
+            Some(free) if free < reserve.saturating_add(copy) => {
+                Err(Error::Reserve { free: free.saturating_sub(copy), reserve })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the places of the files of a sandbox that are to be got back, and its image where it is another's;
+    /// nothing is there then.
+    pub(crate) async fn make_way(&self, record: &Record, key: &str) -> Result<(), vmm::Error> {
+        let made = self.make_places(record).await;
+        let path = describe(&self.config, record).disk;
+        made.map_err(|source| vmm::Error::File { act: "make the place of", path, source })?;
+        let kept = self.image_of(key);
+        if !tokio::fs::try_exists(&kept).await.unwrap_or(false) {
+            return Ok(());
+        }
+        let machine = vmm::Machine { image: kept, ..describe(&self.config, record) };
+        self.qemu.keep_image(&machine).await
+    }
+
+    async fn make_places(&self, record: &Record) -> io::Result<()> {
         self.drop_local(record).await?;
         for file in self.files(record) {
             let Some(dir) = file.path.parent() else { continue };
@@ -260,4 +338,10 @@ impl Hypervisors {
         }
         found
     }
+}
+
+/// Bytes that are free on the disk of a folder; none where that cannot be asked: who writes finds out.
+pub(crate) fn free(dir: &Path) -> Option<u64> {
+    let held = nix::sys::statvfs::statvfs(dir).ok()?;
+    Some(held.blocks_available().saturating_mul(held.fragment_size()))
 }

@@ -110,6 +110,7 @@ impl Task {
                     }
                 }
             },
+            Verb::Snapshot(name, reply) => self.want_copy(name, reply),
             Verb::KeepAwake(span, reply) => {
                 wished.terms.keep_awake(span, &Uptime::now());
                 wished.replies.push(reply);

@@ -184,7 +184,8 @@ impl Rest {
     pub(crate) fn glance(&mut self, here: bool) -> Due {
         self.show(Vec::new());
         let now = Instant::now();
-        let store = self.store_at.is_some_and(|at| at <= now);
+        let wakes = self.alarm.is_some_and(|(at, _)| at <= now);
+        let store = self.store_at.is_some_and(|at| at <= now) && !wakes;
         match self.over(now) {
             Some(why) => Due::Remove(why),
             None if here && store && !self.is_awaited() && !self.is_wanted() => Due::Suspend,

@@ -51,6 +51,10 @@ impl Task {
         if state == State::Running && self.rest.is_asked_to_sleep() {
             self.begin_to_sleep();
         }
+        if self.machine.next().is_none() {
+            let stayed = state == State::Running && before == Some(State::Running);
+            self.begin_to_copy(error.as_ref().filter(|_| stayed));
+        }
         let mut look = tokio::time::interval(LOOK);
         while self.machine.next().is_none() {
             tokio::select! {
@@ -58,6 +62,9 @@ impl Task {
                 verb = self.verbs.recv() => {
                     let Some(verb) = verb else { return false };
                     self.heed_queued(Some(verb)).await;
+                    if self.machine.next().is_none() {
+                        self.begin_to_copy(None);
+                    }
                 }
                 _ = look.tick() => {
                     if state.is_rest() {
@@ -95,9 +102,9 @@ impl Task {
             return self.audit_why(Outcome::Fail, told, Some(why));
         }
         let (outcome, what) = match (state, before) {
-            (State::Running, Some(State::Running)) if !failed => return,
+            // It went nowhere, and was not meant to: a snapshot was taken of it, or was not.
+            (_, Some(before)) if before == state && !failed => return,
             (State::Running, Some(State::Running)) => (Outcome::Fail, "not put to sleep"),
-            (State::Standby, Some(State::Standby)) if stored && !failed => return,
             (State::Standby, Some(State::Standby)) if stored => (Outcome::Fail, "not suspended"),
             (State::Standby | State::Suspended, Some(State::Suspended)) => {
                 (Outcome::Fail, "not woken")
@@ -180,7 +187,7 @@ impl Task {
     }
 
     /// What a journey failed of before is not what this one does.
-    fn forget_error(&mut self) {
+    pub(super) fn forget_error(&mut self) {
         self.record.reason = None;
         self.published.send_modify(|seen| seen.error = None);
     }

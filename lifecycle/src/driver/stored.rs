@@ -2,11 +2,17 @@
 //! has run since, and what is here beside that is thrown away; so both changes of that are journalled within
 //! these two acts, and one that cannot be is none.
 
-use fault::Point;
+use std::sync::Arc;
 
+use fault::Point;
+use policy::SandboxName;
+use vault::Vault;
+
+use crate::acts::Hypervisors;
 use crate::driver::Task;
 use crate::error::{Error, chain};
 use crate::machine::Act;
+use crate::store::Store;
 
 impl Task {
     /// Puts the files of one that sleeps into the store. None when somebody wanted something of it
@@ -16,44 +22,7 @@ impl Task {
             Ok(key) => key,
             Err(error) => return Some(Err(error)),
         };
-        let mut put = None;
-        {
-            let (vault, files) = (self.vault.clone(), self.acts.hypervisors().files(&self.record));
-            let of = serde_json::json!({
-                "sandbox": self.record.name,
-                "tenant": self.record.tenant,
-                "incarnation": self.record.incarnation,
-                "memory_mib": self.record.memory_mib,
-                "vcpus": self.record.vcpus,
-                "driver": self.record.driver,
-            });
-            let putting = vault.put(&key, of, &files);
-            tokio::pin!(putting);
-            loop {
-                tokio::select! {
-                    biased;
-                    done = &mut putting => {
-                        put = Some(done);
-                        break;
-                    }
-                    Ok(()) = self.end.changed() => {
-                        self.heed_end();
-                        break;
-                    }
-                    verb = self.verbs.recv() => {
-                        let Some(verb) = verb else { break };
-                        self.heed_queued(Some(verb)).await;
-                        if self.rest.is_awaited() {
-                            break;
-                        }
-                    }
-                    () = self.acts.wanted(&self.record) => {
-                        self.rest.want();
-                        break;
-                    }
-                }
-            }
-        }
+        let put = self.put(&key, false).await;
         match put {
             None => {
                 self.forget_key(key);
@@ -76,12 +45,52 @@ impl Task {
         }
     }
 
+    /// Puts its files into the store under this key. None when somebody wanted it removed meanwhile, or, unless
+    /// it goes on `anyway`, wanted something of it.
+    pub(super) async fn put(
+        &mut self,
+        key: &str,
+        anyway: bool,
+    ) -> Option<Result<vault::Stored, vault::Error>> {
+        let (vault, files) = (self.vault.clone(), self.acts.hypervisors().files(&self.record));
+        let of = serde_json::json!({
+            "sandbox": self.record.name,
+            "tenant": self.record.tenant,
+            "incarnation": self.record.incarnation,
+            "memory_mib": self.record.memory_mib,
+            "vcpus": self.record.vcpus,
+            "driver": self.record.driver,
+        });
+        let putting = vault.put(key, of, &files);
+        tokio::pin!(putting);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut putting => return Some(done),
+                Ok(()) = self.end.changed() => {
+                    self.heed_end();
+                    return None;
+                }
+                verb = self.verbs.recv() => {
+                    self.heed_queued(Some(verb?)).await;
+                    if !anyway && self.rest.is_awaited() {
+                        return None;
+                    }
+                }
+                () = self.acts.wanted(&self.record), if !anyway => {
+                    self.rest.want();
+                    return None;
+                }
+            }
+        }
+    }
+
     /// Gets the files of one that is in the store back. None when somebody wanted it removed meanwhile.
     pub(super) async fn fetch(&mut self) -> Option<Result<(), Error>> {
         let Some(stored) = self.record.stored.clone() else {
             return Some(Err(self.step(Act::Fetch, "it is in no store")));
         };
-        if let Err(error) = self.acts.hypervisors().make_way(&self.record).await {
+        if let Err(error) = self.acts.hypervisors().make_way(&self.record, &stored.key).await {
             return Some(Err(self.step(Act::Fetch, error)));
         }
         let got = {
@@ -115,11 +124,19 @@ impl Task {
             return Err(error);
         }
         fault::at(Point::FetchNoted);
-        self.forget_key(stored.key);
+        self.release_key(stored.key);
         Ok(())
     }
 
-    /// Has a key forgotten, waited for by nobody: what fails is found by the next daemon.
+    /// This sandbox has a key no more: it is forgotten if nobody else has it, such as a snapshot. What fails is
+    /// found by the next daemon.
+    pub(super) fn release_key(&self, key: String) {
+        let (vault, hypervisors) = (self.vault.clone(), self.acts.hypervisors_shared());
+        let (store, name) = (self.store.clone(), Some(self.record.name.clone()));
+        tokio::spawn(release(vault, store, hypervisors, key, name));
+    }
+
+    /// Has a key forgotten that nobody ever had, waited for by nobody: what fails is found by the next daemon.
     pub(super) fn forget_key(&self, key: String) {
         let vault = self.vault.clone();
         tokio::spawn(async move {
@@ -129,8 +146,33 @@ impl Task {
         });
     }
 
-    fn step(&self, act: Act, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    pub(super) fn step(
+        &self,
+        act: Act,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Error {
         let name = self.record.name.clone();
         Error::Step { doing: act.doing(), name, source: source.into() }
+    }
+}
+
+/// Forgets a key if nobody has it, other than this sandbox.
+pub(crate) async fn release(
+    vault: Vault,
+    store: Store,
+    hypervisors: Arc<Hypervisors>,
+    key: String,
+    but: Option<SandboxName>,
+) {
+    match store.is_held(key.clone(), but).await {
+        Ok(false) => {}
+        Ok(true) => return,
+        Err(error) => {
+            return tracing::warn!(key, error = chain(&error), "not known who has a key");
+        }
+    }
+    hypervisors.drop_image(&key).await;
+    if let Err(error) = vault.forget(&key).await {
+        tracing::warn!(key, error = chain(&error), "not forgotten by the object store");
     }
 }

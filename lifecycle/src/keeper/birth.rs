@@ -5,18 +5,21 @@ use std::panic::AssertUnwindSafe;
 
 use fault::Point;
 use futures_util::FutureExt;
+use policy::{Policy, SandboxName};
 use tokio::time::Instant;
 
 use crate::cold::Cold;
-use crate::driver::Handle;
-use crate::error::Error;
-use crate::keeper::Keeper;
+use crate::driver::{Handle, Verb};
+use crate::error::{Error, chain};
+use crate::keeper::{Found, Keeper, ask_to_go};
 use crate::machine::Machine;
 use crate::night::Night;
 use crate::policies::{self, Held, Scope, Written};
-use crate::sandbox::{Actor, CreateSpec, Progress, Sandbox};
+use crate::sandbox::{Actor, CreateSpec, Driver, Progress, Sandbox};
+use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::store::Record;
+use crate::terms::WantedTerms;
 use crate::threads::aside;
 
 impl Keeper {
@@ -34,7 +37,8 @@ impl Keeper {
         self.0.hypervisors.check(spec.driver)?;
         self.check_rest(spec.driver, &spec.terms)?;
         let (keeper, actor) = (self.clone(), actor.clone());
-        let mut handle = self.whole(async move { keeper.bear(spec, &actor, turn).await }).await?;
+        let born = self.whole(async move { keeper.bear(spec, None, &actor, turn).await });
+        let mut handle = born.await?;
         let seen = handle.rest(progress).await;
         match seen.error {
             Some(error) if seen.state != State::Running => Err(Error::Shared(error)),
@@ -43,10 +47,53 @@ impl Keeper {
         }
     }
 
+    /// Makes a sandbox that goes on from a snapshot, as another incarnation, and waits until it runs. Memory,
+    /// processors and tenant are the snapshot's; the policy is its own, as of one that is made anew, since
+    /// that of its parent may have been narrowed meanwhile. On an error nothing of it is left.
+    ///
+    /// In the journal it is one that sleeps in the store, from the first: so the next daemon has all of it, or
+    /// has never heard of it.
+    pub async fn clone_of(
+        &self,
+        snapshot: &Snapshot,
+        name: SandboxName,
+        (policy, terms): (Policy, WantedTerms),
+        actor: &Actor,
+        turn: impl Send + 'static,
+    ) -> Result<Sandbox, Error> {
+        let spec = CreateSpec {
+            name,
+            tenant: snapshot.tenant.clone(),
+            driver: Driver::Qemu,
+            memory_mib: snapshot.memory_mib,
+            vcpus: snapshot.vcpus,
+            policy,
+            terms,
+        };
+        spec.check()?;
+        policies::check(&spec.policy, &Scope::Sandbox(spec.name.clone()))?;
+        self.check_rest(spec.driver, &spec.terms)?;
+        let (keeper, who, of) = (self.clone(), actor.clone(), snapshot.clone());
+        let born = self.whole(async move { keeper.bear(spec, Some(of), &who, turn).await });
+        let handle = born.await?;
+        match self.ask(&handle, None, Verb::Wake).await {
+            Ok(()) => Ok(self.view(&handle)),
+            Err(error) => {
+                // What could not be undone is told by whoever looks at it next.
+                let undone = ask_to_go(&Found::new(handle), false).await;
+                undone.map(|_| ()).unwrap_or_else(|left| {
+                    tracing::error!(error = chain(&left), "a clone that failed is not gone");
+                });
+                Err(error)
+            }
+        }
+    }
+
     /// Journals a sandbox and starts its driver.
     async fn bear(
         &self,
         spec: CreateSpec,
+        of: Option<Snapshot>,
         actor: &Actor,
         turn: impl Send + 'static,
     ) -> Result<Handle, Error> {
@@ -77,20 +124,30 @@ impl Keeper {
             incarnation: 0,
             memory_mib: spec.memory_mib,
             vcpus: spec.vcpus,
-            disk: Some(shared.hypervisors.disk(spec.driver).await),
-            state: State::Creating,
+            disk: match &of {
+                Some(of) => of.disk,
+                None => Some(shared.hypervisors.disk(spec.driver).await),
+            },
+            state: if of.is_some() { State::Suspended } else { State::Creating },
             reason: None,
             process: None,
             created: Some(fault::wall_clock()),
             terms: self.terms(spec.driver, &spec.terms),
             saved: None,
             cold: Cold::default(),
-            night: Night::default(),
-            stored: None,
+            night: Night {
+                remains: of.as_ref().map_or_else(Vec::new, |of| of.remains_in(slot)),
+                alarm: None,
+            },
+            stored: of.as_ref().map(|of| of.stored.clone()),
         };
-        let entered = self.enter(&mut record, document, written, actor);
+        let machine = match &of {
+            Some(of) => Machine::suspended(false).owing(!of.remains.is_empty()),
+            None => Machine::create(),
+        };
+        let entered = self.enter(&mut record, document, written, of.as_ref(), actor);
         let handle = match AssertUnwindSafe(entered).catch_unwind().await {
-            Ok(Ok(())) => self.drive(record, Machine::create()),
+            Ok(Ok(())) => self.drive(record, machine),
             Ok(Err(error)) => {
                 slots.give_back(slot, Some(&record.tenant), Instant::now());
                 return Err(error);
@@ -112,14 +169,31 @@ impl Keeper {
         record: &mut Record,
         document: String,
         written: Written,
+        of: Option<&Snapshot>,
         actor: &Actor,
     ) -> Result<(), Error> {
         let shared = &self.0;
-        let (incarnation, revision) = shared.store.insert(record.clone(), document).await?;
+        let (incarnation, revision) = match of {
+            None => shared.store.insert(record.clone(), document).await?,
+            Some(of) => {
+                let inserted = shared.store.insert_clone(record.clone(), document, of).await?;
+                inserted.ok_or_else(|| Error::NoSnapshot(of.name.to_string()))?
+            }
+        };
         record.incarnation = incarnation;
         let scope = Scope::Sandbox(record.name.clone());
         shared.policies.in_force().hold(scope, Held::new(written, revision));
-        let mut control = self.control(record, actor, "sandbox create");
+        let what = of.map_or_else(
+            || "sandbox create".to_owned(),
+            |of| {
+                let Snapshot { name, sandbox, incarnation, .. } = of;
+                format!(
+                    "sandbox cloned from snapshot {name} of {sandbox}, incarnation {incarnation}, whose \
+                     connections are not its own,"
+                )
+            },
+        );
+        let mut control = self.control(record, actor, &what);
         control.revision = Some(revision);
         shared.trail.record(control);
         Ok(())

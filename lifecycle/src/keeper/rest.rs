@@ -169,14 +169,14 @@ impl Keeper {
     }
 
     /// The handle of a sandbox, with a record of what was asked of it.
-    fn asked<'a>(&self, found: &'a Found, actor: &Actor, what: &str) -> &'a Handle {
+    pub(super) fn asked<'a>(&self, found: &'a Found, actor: &Actor, what: &str) -> &'a Handle {
         let handle = found.handle();
         self.0.trail.record(self.control(&handle.record, actor, &format!("sandbox {what}")));
         handle
     }
 
     /// Asks its driver, and waits for what comes of it.
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         handle: &Handle,
         limit: Option<Duration>,

@@ -3,6 +3,7 @@
 
 use policy::TenantName;
 
+use crate::acts::free;
 use crate::config::Quota;
 use crate::error::{Error, Field};
 use crate::keeper::Keeper;
@@ -29,12 +30,8 @@ impl Keeper {
         let disk = self.0.hypervisors.disk(wish.driver).await;
         self.0.config.quota.holds(&self.taken(&wish.tenant).await, wish, disk)?;
         let (dir, reserve) = (self.0.config.state_dir.clone(), self.0.config.state_reserve);
-        let free = aside(move || {
-            let held = nix::sys::statvfs::statvfs(&dir);
-            held.map(|held| held.blocks_available().saturating_mul(held.fragment_size()))
-        });
-        match free.await? {
-            Ok(free) if free < reserve => Err(Error::Reserve { free, reserve }),
+        match aside(move || free(&dir)).await? {
+            Some(free) if free < reserve => Err(Error::Reserve { free, reserve }),
             // What cannot be asked is found out by who writes.
             _ => Ok(()),
         }
@@ -100,8 +97,13 @@ impl Quota {
 mod tests {
     use super::*;
 
-    const NONE: Quota =
-        Quota { sandboxes: u16::MAX, memory_mib: u64::MAX, vcpus: u64::MAX, disk: u64::MAX };
+    const NONE: Quota = Quota {
+        sandboxes: u16::MAX,
+        memory_mib: u64::MAX,
+        vcpus: u64::MAX,
+        disk: u64::MAX,
+        snapshots: u64::MAX,
+    };
 
     fn wish(driver: Driver) -> Wish {
         Wish {

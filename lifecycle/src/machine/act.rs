@@ -17,6 +17,8 @@ pub(crate) enum Act {
     Checkpoint,
     /// Write down what is not memory; the process ends.
     Save,
+    /// Put a copy of all that it is into the store.
+    Copy,
     /// Put all that it is into the store.
     Store,
     /// Give up the files of what the store has.
@@ -61,6 +63,7 @@ impl Act {
             Self::Pause => "pausing the microVM of",
             Self::Checkpoint => "keeping the connections of",
             Self::Save => "saving the microVM of",
+            Self::Copy => "taking a snapshot of",
             Self::Store => "putting into the store",
             Self::DropLocal => "dropping the local files of",
             Self::Fetch => "fetching from the store",
@@ -93,6 +96,7 @@ impl Act {
             Self::Pause => (Point::GuestToPause, Point::GuestPaused),
             Self::Checkpoint => (Point::ConnectionsToKeep, Point::ConnectionsKept),
             Self::Save => (Point::GuestToSave, Point::GuestSaved),
+            Self::Copy => (Point::GuestToCopy, Point::GuestCopied),
             Self::Store => (Point::GuestToStore, Point::GuestStored),
             Self::DropLocal => (Point::LocalToDrop, Point::LocalDropped),
             Self::Fetch => (Point::GuestToFetch, Point::GuestFetched),

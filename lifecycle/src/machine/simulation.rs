@@ -2,8 +2,11 @@
 //! they took effect, processes end, and the daemon dies at any of them. What there is, is played by a few
 //! facts; the machine, and what takes its sandbox up again, are the real ones.
 
+mod world;
+
 use std::collections::BTreeMap;
 
+use crate::machine::simulation::world::{Process, World};
 use crate::machine::*;
 
 /// xorshift64*: the same seed, the same life.
@@ -32,232 +35,6 @@ enum Fault {
     HostDies,
 }
 
-/// What the kernel, the disk, the router and the journal have of one sandbox.
-#[derive(Debug, Default)]
-struct World {
-    tap: bool,
-    open: bool,
-    /// In the kernel: it outlives the daemon.
-    fence: bool,
-    processes: Vec<Process>,
-    /// How often the guest's memory has moved on.
-    memory: u64,
-    /// The memory that the saved state belongs to, if it is whole.
-    state_of: Option<u64>,
-    files: bool,
-    /// The file of its memory.
-    backing: bool,
-    held: bool,
-    kept: bool,
-    /// It has connections, which are sockets, or values.
-    facing: bool,
-    values: bool,
-    /// What is left of connections is known, and is in the journal.
-    remembered: bool,
-    written: bool,
-    /// Connections have ended with a daemon, and neither it nor the kernel has told the guest.
-    unheard: bool,
-    noted: Option<State>,
-    /// Something would not go, and is left behind.
-    left: bool,
-    /// What was saved is of another boot of the host.
-    unusable: bool,
-    /// The memory that the store has, if it has all of it, and whether the journal says so.
-    store: Option<u64>,
-    stored: bool,
-    /// Its disk is enough to boot from, where that is allowed.
-    allowed: bool,
-    /// The journal has it as one that is to boot from that.
-    cold: bool,
-    /// Its guest has not answered since it booted, as far as the journal knows.
-    booting: bool,
-    incarnation: u64,
-    /// The last one that ran.
-    booted: u64,
-    /// Its process would not end: its link goes down with its fence, and it reaches nothing.
-    shut: bool,
-}
-
-#[derive(Debug)]
-struct Process {
-    paused: bool,
-    /// What it has not heard has been sent to it.
-    told: bool,
-}
-
-impl World {
-    fn runs(&self) -> bool {
-        self.processes.iter().any(|process| !process.paused)
-    }
-
-    fn perform(&mut self, act: Act) {
-        match act {
-            Act::MakeTap => (self.tap, self.open) = (true, true),
-            Act::RaiseFence => {
-                assert!(self.tap, "a fence around nothing");
-                self.fence = true;
-            }
-            Act::StartProcess => {
-                assert!(self.fence && self.open, "started without its fence");
-                assert!(self.processes.is_empty(), "two processes");
-                assert!(!self.held && !self.kept, "with connections of another");
-                assert!(!self.stored, "the journal has it as one that has not run");
-                assert!(self.incarnation > self.booted, "two boots of one incarnation");
-                self.booted = self.incarnation;
-                self.processes.push(Process { paused: false, told: false });
-                // Another guest, which had no connections.
-                self.unheard = false;
-                (self.booting, self.state_of, self.unusable) = (true, None, false);
-                self.memory += 1;
-                (self.files, self.backing, self.open) = (true, true, false);
-            }
-            Act::BeginAnew => {
-                assert!(self.allowed, "its memory is given up");
-                assert!(self.processes.is_empty() && !self.fence, "what it was may be heard");
-                self.incarnation += 1;
-                self.cold = true;
-            }
-            Act::GreetAgent => {
-                assert!(self.runs(), "nobody to greet");
-                self.facing = true;
-            }
-            Act::Hold => self.held = true,
-            Act::Pause => self.processes.iter_mut().for_each(|process| process.paused = true),
-            Act::Checkpoint => {
-                assert!(!self.runs(), "its connections move while they are read");
-                self.remembered |= self.facing;
-                self.values |= self.facing;
-                (self.kept, self.facing) = (true, false);
-            }
-            Act::Save => {
-                assert!(self.processes.len() == 1 && !self.runs(), "saved while it runs");
-                self.state_of = Some(self.memory);
-                self.processes.clear();
-            }
-            Act::Store => {
-                assert!(self.processes.is_empty(), "stored while it may run");
-                assert_eq!(self.state_of, Some(self.memory), "another memory is stored");
-                (self.store, self.stored) = (self.state_of, true);
-            }
-            Act::DropLocal => {
-                assert!(self.stored && self.store == Some(self.memory), "nobody else has it");
-                assert!(self.processes.is_empty(), "its files are in use");
-                (self.state_of, self.unusable, self.backing) = (None, false, false);
-            }
-            Act::Fetch => {
-                assert_eq!(self.store, Some(self.memory), "another memory comes back");
-                (self.state_of, self.backing) = (self.store, true);
-                (self.unusable, self.stored) = (false, false);
-            }
-            Act::OpenTap => (self.tap, self.open) = (true, true),
-            Act::CheckFence => assert!(self.fence, "its fence is gone"),
-            Act::Prepare => {
-                assert!(self.fence && self.open, "loaded without its fence");
-                assert!(self.processes.is_empty(), "two processes for one memory");
-                assert_eq!(self.state_of, Some(self.memory), "a state of another memory");
-                assert!(!self.unusable, "a state of another boot");
-                self.processes.push(Process { paused: true, told: false });
-                self.open = false;
-            }
-            Act::Rebuild => {
-                assert!(!self.runs(), "rebuilt after the first instruction");
-                (self.kept, self.facing, self.values) = (false, self.values, false);
-            }
-            Act::TellEnds => {
-                assert!(!self.kept && !self.processes.is_empty(), "told to nobody");
-                self.processes.iter_mut().for_each(|process| process.told = true);
-            }
-            Act::Unpause => {
-                assert!(self.fence, "runs without its fence");
-                assert_eq!(self.processes.len(), 1, "one process runs");
-                // The journal has it before the save begins.
-                let known = self.remembered || self.state_of.is_some();
-                let told = self.processes[0].told;
-                assert!(told || !self.unheard || !known, "it waits for connections that are gone");
-                // It hears the rest at its next word.
-                self.unheard = false;
-                assert!(!self.stored, "the journal has it as one that has not run");
-                self.state_of = None;
-                self.processes[0].paused = false;
-            }
-            Act::Refresh => assert!(self.runs(), "nobody to tell the time"),
-            Act::Release => {
-                assert!(self.runs() && !self.kept, "delivered to nobody");
-                (self.held, self.facing) = (false, true);
-            }
-            Act::Discard | Act::StopProcess => {
-                assert!(act != Act::Discard || !self.runs() || self.booting, "the guest itself");
-                self.processes.clear();
-                self.open = false;
-            }
-            Act::LowerFence => {
-                assert!(self.shut || !self.runs(), "let out");
-                (self.fence, self.held) = (false, false);
-                (self.kept, self.facing, self.values) = (false, false, false);
-            }
-            Act::DeleteTap => (self.tap, self.open) = (false, false),
-            Act::DropMemory => {
-                assert!(self.processes.is_empty(), "its memory is in use");
-                (self.backing, self.state_of) = (false, None);
-            }
-            Act::RemoveFiles => {
-                assert!(self.processes.is_empty(), "its files are in use");
-                (self.files, self.backing, self.state_of) = (false, false, None);
-                (self.store, self.stored) = (None, false);
-            }
-        }
-    }
-
-    /// What is true at any time.
-    fn check(&self, machine: &Machine) {
-        assert!(self.fence || self.shut || !self.runs(), "unfenced");
-        assert!(self.processes.len() <= 1, "two processes");
-        assert!(self.state_of.is_none_or(|of| of == self.memory), "a state of another memory");
-        if machine.is_up() {
-            let up = self.runs() && self.fence && !self.held && !self.kept;
-            assert!(up, "up, and yet not: {self:?}, {machine:?}");
-        }
-        if machine.next().is_none() && machine.state() == State::Standby {
-            let whole = self.state_of.is_some() || machine.is_cold() && self.allowed;
-            assert!(self.processes.is_empty() && whole, "asleep, and yet not");
-            // Those of one that did not answer from its disk end by themselves, or with its fence.
-            assert!(!self.facing || machine.is_cold(), "a socket faces a guest that sleeps");
-        }
-        if machine.next().is_none() && machine.state() == State::Suspended {
-            let whole = self.stored && self.store == Some(self.memory);
-            assert!(self.processes.is_empty() && whole, "in the store, and yet not");
-        }
-    }
-
-    /// The journal has what there is.
-    fn note(&mut self, machine: &Machine) {
-        (self.noted, self.cold) = (Some(machine.state()), machine.is_cold());
-        self.written = self.remembered;
-        self.booting &= self.cold || !machine.greeted();
-    }
-
-    fn die(&mut self, host: bool) -> Machine {
-        // The router's part goes with the daemon; the rules in the kernel stay. It says the ends of sockets
-        // to a process that has the tap open, and one that was loaded is not the one that will run.
-        let nobody = self.processes.is_empty() || self.state_of.is_some();
-        self.unheard |= self.values || self.facing && nobody;
-        (self.held, self.kept, self.open) = (false, false, false);
-        (self.facing, self.values) = (false, false);
-        if host {
-            self.processes.clear();
-            (self.tap, self.fence, self.unusable) = (false, false, self.state_of.is_some());
-        }
-        let state = self.noted.unwrap_or(State::Gone);
-        let (process, saved) = (!self.processes.is_empty(), self.state_of.is_some());
-        let slept = matches!(state, State::Standby | State::Suspending | State::Suspended);
-        let lost = !process && !saved && !self.stored && self.allowed && (host || slept);
-        self.remembered =
-            self.written && (slept || matches!(state, State::Saving | State::Resuming));
-        let there = There { process, saved, cold: self.cold || lost, stored: self.stored };
-        Machine::found(state, there).owing(self.remembered)
-    }
-}
-
 /// Lives one life; gives how it met which act.
 fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
     let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
@@ -280,6 +57,10 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
             4..=7 => machine.wake(),
             9..=11 => machine.suspend(),
             12 => machine.stay(),
+            13..=14 => {
+                machine.copy();
+                world.copying |= machine.copies;
+            }
             8 if step > 60 => machine.remove(),
             _ => {}
         }
@@ -287,6 +68,8 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
             world.memory += 1;
             assert_eq!(world.state_of, None);
         }
+        // Given up with whatever it could not fall asleep for: its caller is told.
+        world.copying &= machine.copies;
         let Some(act) = machine.next() else {
             world.remembered &= machine.state() != State::Running;
             world.note(&machine);
@@ -429,7 +212,7 @@ fn arrive(world: &mut World, machine: &mut Machine) {
     panic!("a state without an exit: {machine:?}");
 }
 
-/// Promises 63, 65, 69.
+/// Promises 63, 65, 69, 70.
 #[test]
 fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
     let mut met = BTreeMap::new();
@@ -459,6 +242,7 @@ fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
         Act::Refresh,
         Act::Release,
         Act::BeginAnew,
+        Act::Copy,
         Act::Store,
         Act::DropLocal,
         Act::Fetch,

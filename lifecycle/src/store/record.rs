@@ -1,13 +1,15 @@
 //! A sandbox and a policy as the journal has them. Values only.
 
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use policy::{Policy, Revision, SandboxName, Slot, Subject, TenantName};
+use egress::Remains;
+use policy::{Policy, Revision, SandboxName, Slot, SnapshotName, Subject, TenantName};
 
 use crate::cold::Cold;
 use crate::night::Night;
 use crate::reason::Reason;
 use crate::sandbox::Driver;
+use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::terms::Terms;
 
@@ -39,6 +41,29 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// What the store has of it under this key, as a snapshot that is taken now.
+    pub(crate) fn snapshot(
+        &self,
+        name: SnapshotName,
+        stored: vault::Stored,
+        now: SystemTime,
+    ) -> Snapshot {
+        let mut remains = self.night.remains.clone();
+        remains.iter_mut().for_each(Remains::told);
+        Snapshot {
+            name,
+            tenant: self.tenant.clone(),
+            sandbox: self.name.clone(),
+            incarnation: self.incarnation,
+            memory_mib: self.memory_mib,
+            vcpus: self.vcpus,
+            disk: self.disk,
+            created: now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+            stored,
+            remains,
+        }
+    }
+
     /// Who it is, for the audit.
     pub(crate) fn subject(&self) -> Subject {
         Subject {

@@ -104,7 +104,8 @@ pub(super) async fn find(machine: &Machine) -> Result<Option<Saved>, Error> {
 pub(super) async fn restore(machine: &Machine, fetched: &Path) -> Result<Saved, Error> {
     let (path, fetched) = (machine.state.clone(), fetched.to_owned());
     let boot_id = boot_id().unwrap_or_default();
-    let named = blocking(move || snapshot::adopt(&path, &fetched, &boot_id)).await?;
+    let called = format!("-name {}", command::guest_name(&machine.name));
+    let named = blocking(move || snapshot::adopt(&path, &fetched, &boot_id, &called)).await?;
     let (state_bytes, digest) = named;
     let state = Some(machine.state.clone());
     Ok(Saved { driver: DriverName::Qemu, state, state_bytes, digest })

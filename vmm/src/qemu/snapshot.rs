@@ -88,14 +88,23 @@ pub(super) fn end(path: &Path, meets: &Meets) -> Result<(u64, String), Error> {
     end().map_err(|source| file("write", at, source))
 }
 
-/// Gives a whole one that was elsewhere this name and this boot of the host. Gives its length and digest.
-pub(super) fn adopt(path: &Path, from: &Path, boot_id: &str) -> Result<(u64, String), Error> {
+/// Gives a whole one that was elsewhere this name and this boot of the host. It may be that of another machine:
+/// it is of the one that is `called` so from here on, and like it in all else or of no use. Gives its length and
+/// digest.
+pub(super) fn adopt(
+    path: &Path,
+    from: &Path,
+    boot_id: &str,
+    called: &str,
+) -> Result<(u64, String), Error> {
     let Some(Whole { meets, bytes, digest, .. }) = open(from)? else {
         let problem = "is not there".to_owned();
         return Err(Error::Unusable { path: from.to_owned(), problem });
     };
     let name = || {
-        let meets = Meets { boot_id: boot_id.to_owned(), ..meets };
+        let mut meets = Meets { boot_id: boot_id.to_owned(), ..meets };
+        let names = |word: &&mut String| word.starts_with("-name ");
+        meets.machine.iter_mut().filter(names).for_each(|word| called.clone_into(word));
         let head = Head { meets, bytes: bytes - HEAD as u64, digest: digest.clone() };
         let state = OpenOptions::new().write(true).open(from)?;
         state.write_all_at(&encode(&head)?, 0)?;
@@ -303,18 +312,17 @@ mod tests {
         let path = written(dir.path());
         let away = dir.path().join("away");
         fs::rename(&path, &away).expect("moved");
-        let (bytes, digest) = adopt(&path, &away, "another").expect("back");
+        let (bytes, digest) = adopt(&path, &away, "another", "-name postern-b").expect("back");
         let whole = open(&path).expect("whole").expect("there");
-        assert_eq!(
-            (whole.bytes, whole.digest, whole.meets.boot_id),
-            (bytes, digest, "another".to_owned())
-        );
+        assert_eq!((whole.bytes, whole.digest, &*whole.meets.boot_id), (bytes, digest, "another"));
+        // Of another name, and in all else what it was.
+        assert_eq!(whole.meets.machine, ["-m 256M", "-name postern-b"]);
         assert!(!away.exists());
         fs::rename(&path, &away).expect("moved");
         let mut damaged = fs::read(&away).expect("read");
         *damaged.last_mut().expect("not empty") ^= 1;
         fs::write(&away, damaged).expect("written");
-        assert!(adopt(&path, &away, "third").is_err() && !path.exists());
+        assert!(adopt(&path, &away, "third", "-name postern-b").is_err() && !path.exists());
     }
 
     #[test]

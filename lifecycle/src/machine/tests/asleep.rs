@@ -320,3 +320,34 @@ fn a_boot_from_the_disk_that_fails_leaves_it_asleep_and_the_next_one_is_another_
         assert!(acts.contains(&Act::LowerFence));
     }
 }
+
+/// Promise 70.
+#[test]
+fn a_snapshot_is_taken_of_one_that_sleeps_and_nobody_wakes_it_before() {
+    let mut machine = running();
+    machine.copy();
+    let mut acts = Vec::new();
+    while let Some(act) = machine.next() {
+        machine.wake();
+        assert_eq!(machine.next(), Some(act), "who wants it waits");
+        machine.done(act);
+        acts.push(act);
+    }
+    assert_eq!(acts, [Act::Hold, Act::Pause, Act::Checkpoint, Act::Save, Act::Copy]);
+    assert_eq!(machine.state(), State::Standby);
+    machine.copy();
+    assert_eq!(names(run(&mut machine, &[])), [Act::Copy], "of one that sleeps");
+    machine.copy();
+    machine.failed(Act::Copy);
+    assert_eq!((machine.next(), machine.state()), (None, State::Standby), "it sleeps on");
+    machine.wake();
+    run(&mut machine, &[]);
+    machine.copy();
+    run(&mut machine, &[false, false, false, true]);
+    assert_eq!(machine.state(), State::Running, "what cannot be saved is not copied");
+    for mut other in [Machine::suspended(false), Machine::cold(false), Machine::create()] {
+        let before = other.next();
+        other.copy();
+        assert_eq!(other.next(), before);
+    }
+}
