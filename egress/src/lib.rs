@@ -49,5 +49,5 @@ pub use limits::Limits;
 pub use meter::{Carried, Meter};
 pub use repair::Remains;
 pub use router::{Activity, Attachment, Config, Detached, Held, Router};
-pub use side::GuestSide;
+pub use side::{GuestSide, Wanted};
 pub use stream::GuestStream;

@@ -25,6 +25,7 @@ use tokio::net::TcpStream;
 use crate::closing;
 use crate::repair;
 pub(crate) use crate::side::gate::Gate;
+pub use crate::side::gate::Wanted;
 use crate::side::state::{Held, Shared, State, Who};
 pub(crate) use crate::side::store::Store;
 
@@ -42,10 +43,15 @@ pub struct GuestSide {
 pub(crate) struct Watcher(Arc<Shared>);
 
 impl GuestSide {
-    /// A connection of the guest behind this gate, by the number of its audit records.
+    /// A connection of the guest behind this gate with a far side, by the number of its audit records.
     pub(crate) fn new(stream: TcpStream, gate: &Arc<Gate>, id: u64) -> Self {
+        Self::with(Wanted::Data, stream, gate, id)
+    }
+
+    /// A connection with whoever is at its other end.
+    pub(crate) fn with(by: Wanted, stream: TcpStream, gate: &Arc<Gate>, id: u64) -> Self {
         let shared = gate.admit(id, |delivering| {
-            Arc::new(Shared::new(id, Arc::clone(gate), State::new(stream, delivering)))
+            Arc::new(Shared::new(id, Arc::clone(gate), by, State::new(stream, delivering)))
         });
         Self { shared }
     }
@@ -73,7 +79,7 @@ impl GuestSide {
         let is_left = state.has_unread() && !state.unwoken;
         drop(state);
         if is_left {
-            self.shared.gate.want();
+            self.shared.gate.want(self.shared.by);
         }
         Poll::Pending
     }
@@ -161,7 +167,7 @@ impl GuestSide {
         };
         drop(state);
         if has_room {
-            self.shared.gate.want();
+            self.shared.gate.want(self.shared.by);
         }
     }
 
@@ -171,7 +177,7 @@ impl GuestSide {
         let wakes = state.asked && !state.unwoken;
         drop(state);
         if wakes {
-            self.shared.gate.want();
+            self.shared.gate.want(self.shared.by);
         }
     }
 

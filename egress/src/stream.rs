@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::flows::Flow;
-use crate::side::{Gate, GuestSide};
+use crate::side::{Gate, GuestSide, Wanted};
 
 /// A connection to a guest's port. Ends with `ConnectionReset` when the slot is detached; what is
 /// still queued on it then is thrown away, so that the slot's next guest does not get it.
@@ -33,7 +33,7 @@ impl GuestStream {
         // Fails only on a socket that is already dead, which its first use then reports.
         let _ = stream.set_nodelay(true);
         let cut = [Box::pin(flow.signal()), Box::pin(flow.signal())];
-        Self { stream: GuestSide::new(stream, gate, flow.id()), cut, flow }
+        Self { stream: GuestSide::with(Wanted::Caller, stream, gate, flow.id()), cut, flow }
     }
 
     /// The error once it is cut; until then the task of this direction is woken by that too.

@@ -31,6 +31,7 @@ use crate::policies::Policies;
 use crate::reason::Reason;
 use crate::state::State;
 use crate::store::{Record, Store};
+use crate::stuck::Stuck;
 use crate::usage::Tab;
 
 pub(crate) use crate::driver::copied::Wanted;
@@ -98,6 +99,7 @@ pub(crate) struct Task {
     pub(crate) rest: Rest,
     /// Snapshots of it that are wanted.
     pub(crate) copies: VecDeque<Wanted>,
+    pub(crate) stuck: Stuck,
     pub(crate) tab: Tab,
     /// Where it rested last.
     pub(crate) arrived: Option<State>,

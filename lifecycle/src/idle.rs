@@ -28,6 +28,8 @@ pub(crate) enum Why {
     Lease,
     /// It could not be put to sleep a while ago.
     Failed,
+    /// Its disk finds no room, and it waits for some.
+    Stuck,
     /// It is idle, and cannot be put to sleep.
     Driver,
     Never,
@@ -47,6 +49,7 @@ impl Why {
             Self::Call => "a command of the control API runs",
             Self::Lease => "it is kept awake",
             Self::Failed => "it could not be put to sleep",
+            Self::Stuck => "it stands still until its disk finds room",
             Self::Driver => "it is idle, and its driver cannot be put to sleep on this node",
             Self::Never => "it never sleeps",
         }
@@ -61,6 +64,7 @@ impl Why {
             Self::Call => "call",
             Self::Lease => "lease",
             Self::Failed => "failure",
+            Self::Stuck => "disk",
             Self::Driver => "driver",
             Self::Never => "never",
         }
@@ -95,6 +99,9 @@ pub(crate) struct Idleness {
     /// When the window over its processors began, and what they had done by then.
     window: Option<(Instant, Duration)>,
     lease: Option<Instant>,
+    /// Whether all but nothing was done in the last window, and whether that is because it cannot go on.
+    still: bool,
+    stuck: bool,
     /// After tries that failed.
     not_before: Option<Instant>,
     again: Duration,
@@ -112,6 +119,8 @@ impl Idleness {
             calls: 0,
             window: None,
             lease: None,
+            still: false,
+            stuck: false,
             not_before: None,
             again: AGAIN,
         }
@@ -121,6 +130,17 @@ impl Idleness {
     pub(crate) const fn woken(&mut self, now: Instant) {
         self.began = now;
         (self.bytes, self.worked, self.called, self.window) = (None, None, None, None);
+        (self.still, self.stuck) = (false, false);
+    }
+
+    /// Whether its processors stand still, as far as is known.
+    pub(crate) const fn is_still(&self) -> bool {
+        self.still
+    }
+
+    /// It is stopped in the middle of what it does, or goes on.
+    pub(crate) const fn stuck(&mut self, stuck: bool) {
+        self.stuck = stuck;
     }
 
     /// Keeps it awake until then; a shorter lease does not end a longer one.
@@ -158,6 +178,7 @@ impl Idleness {
         self.window = Some((now, had));
         // Another process begins at nothing.
         let used = had.checked_sub(before).unwrap_or(past);
+        self.still = used * 100 < past;
         if used * 100 >= past * BUSY_PERCENT {
             self.worked = Some(now);
         }
@@ -179,6 +200,9 @@ impl Idleness {
         holds.sort_by_key(|(_, until)| std::cmp::Reverse(*until));
         if self.calls > 0 {
             holds.insert(0, (Why::Call, None));
+        }
+        if self.stuck {
+            holds.insert(0, (Why::Stuck, None));
         }
         holds
     }
@@ -246,6 +270,26 @@ mod tests {
         assert_eq!(idle.holds(start + Duration::from_secs(60)), []);
         let never = Idleness::new(None, start);
         assert_eq!(never.holds(start + Duration::from_secs(1 << 20)), [(Why::Never, None)]);
+    }
+
+    /// Promise 76. Nobody would wake it for what it was at.
+    #[test]
+    fn a_guest_that_is_stopped_for_want_of_room_is_still_and_not_idle() {
+        let start = Instant::now();
+        let mut idle = Idleness::new(Some(AFTER), start);
+        for second in 0..30 {
+            let processor =
+                Some(Duration::from_millis(if second < 10 { second * 100 } else { 900 }));
+            idle.look(start + Duration::from_secs(second), Sample { processor, ..quiet(start) });
+            assert_eq!(idle.is_still(), second >= 12, "{second}");
+        }
+        let later = start + Duration::from_secs(30);
+        assert_eq!(idle.holds(later), [], "control");
+        idle.stuck(true);
+        assert_eq!(idle.holds(later), [(Why::Stuck, None)]);
+        idle.woken(later);
+        assert!(!idle.is_still());
+        assert_eq!(idle.holds(later), [(Why::Began, Some(later + AFTER))]);
     }
 
     #[test]

@@ -307,6 +307,7 @@ impl Keeper {
             published,
             rest,
             copies: VecDeque::new(),
+            stuck: crate::stuck::Stuck::new(Instant::now()),
             tab,
             arrived: None,
             booted,

@@ -15,6 +15,7 @@ mod policies;
 mod acts;
 mod machine;
 mod idle;
+mod stuck;
 pub mod usage;
 mod turns;
 mod slots;

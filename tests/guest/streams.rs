@@ -340,13 +340,11 @@ fn a_guest_whose_state_finds_no_room_goes_on_and_sleeps_once_there_is_some() {
         let asked = scope.spawn(|| asked.answer());
         machine.world.daemon().stalls(Point::GuestToSave);
         night.disk.fill();
-        // Freed before it runs again: QEMU stops a guest whose own disk finds no room.
-        machine.world.daemon().arm(Point::ConnectionsToRebuild, "stall");
-        machine.world.daemon().stalls(Point::ConnectionsToRebuild);
-        night.disk.free();
         machine.world.daemon().release();
         asked.join().expect("no panic")
     });
+    // Nobody is told that it has gone on until there is room; it may need none meanwhile.
+    night.disk.free();
     assert!(refused.status >= 500 && refused.text.contains("space"), "{}", refused.text);
     machine.until("running", "there is no room");
     let reason = machine.shown()["reason"].to_string();
@@ -357,5 +355,43 @@ fn a_guest_whose_state_finds_no_room_goes_on_and_sleeps_once_there_is_some() {
     assert_eq!((machine.processes(), machine.wakes()), (String::new(), wakes), "it slept not once");
     night.resume();
     night.all_go_on("after it slept at last");
+    night.is_whole();
+}
+
+/// Promise 76. QEMU stops a guest whose own disk finds no room, and does not let it go on by itself.
+#[test]
+fn a_guest_whose_disk_finds_no_room_stands_still_until_there_is_some_and_sleeps_meanwhile() {
+    let (_turn, night) = Night::turn();
+    let machine = &night.machine;
+    night.all_go_on("before");
+    let begin = "dd if=/dev/urandom of=/written bs=1M count=8 && sync && sha256sum /written >/sum; \
+                 echo done >/run/wrote";
+    for asleep in [false, true] {
+        machine.sh("rm -f /written /sum /run/wrote; sync").ok();
+        night.disk.fill();
+        machine.sh(&format!("( {begin} ) >/dev/null 2>&1 </dev/null &")).ok();
+        eventually("it is told why it stands still", PATIENCE, || {
+            machine.shown()["reason"].as_str().filter(|why| why.contains("no room")).map(drop)
+        });
+        assert_eq!(machine.shown()["state"], "running");
+        // No verb waits for it: its state finds no room, either, until some is made.
+        let path = format!("/v1/sandboxes/{}/standby", machine.name);
+        let refused = machine.world.api("POST", &path, &[]);
+        assert!(refused.status >= 500, "{}", refused.text);
+        night.disk.free();
+        if asleep {
+            machine.standby();
+            assert_eq!(machine.processes(), "", "it sleeps");
+            night.resume();
+        }
+        eventually("it goes on", PATIENCE, || {
+            (machine.sh("cat /run/wrote").stdout.trim() == "done").then_some(())
+        });
+        machine.sh("sha256sum -c /sum").ok();
+        eventually("and nothing is said of it", PATIENCE, || {
+            machine.shown()["reason"].is_null().then_some(())
+        });
+        night.all_go_on("after it had no room");
+    }
     night.is_whole();
 }

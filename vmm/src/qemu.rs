@@ -89,6 +89,15 @@ impl Qemu {
         Ok(())
     }
 
+    /// Whether the guest of a process that was not paused stands still because its disk found no room for
+    /// what it wrote; with `again` it is let go on then. To be dropped before anybody pauses it.
+    ///
+    /// # Errors
+    /// When QEMU does not answer.
+    pub async fn stuck(&self, process: &Process, again: bool) -> Result<bool, Error> {
+        asleep::stuck(process, again).await
+    }
+
     /// What is there of a saved machine of which nothing was written down, and whose process is gone;
     /// none when it was not saved to the end.
     ///

@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::flows::Flow;
 use crate::link;
 use crate::router::{Router, Seat, Shared};
+use crate::side::Wanted;
 use crate::stream::GuestStream;
 
 /// How long a sleeping guest that is called may take to wake.
@@ -40,7 +41,7 @@ impl Router {
         let call = calls.register().ok_or(Error::Busy(slot))?;
         let failed = |source| Error::Connect { slot, port, source };
         loop {
-            gate.want();
+            gate.want(Wanted::Caller);
             let awake = tokio::select! {
                 biased;
                 _ = call.cut() => return Err(Error::Vacant(slot)),

@@ -18,6 +18,7 @@ use crate::link;
 use crate::repair::{Remains, Untold};
 use crate::router::{Router, Shared};
 use crate::sever::{ENDING, UNSAID, count, sever};
+use crate::side::Wanted;
 
 /// How long a guest may take to acknowledge what it was sent before it is held.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -169,15 +170,23 @@ impl Router {
         self.release(slot).await
     }
 
-    /// Returns once something has come for a guest since it was held: bytes from a far side, the end of a
-    /// far side from which it waits for an answer, or a call to a port of it.
+    /// Returns once something has come for a guest since it was held, whoever wants it.
     ///
     /// # Errors
     /// [`Error::Vacant`] when nothing is attached to the slot.
     pub async fn wanted(&self, slot: Slot) -> Result<(), Error> {
+        self.wanted_by(slot, Wanted::Data).await.map(drop)
+    }
+
+    /// Returns once something has come for a guest since it was held, and for whom it is wanted: bytes from a
+    /// far side, or the end of one from which it waits for an answer; a call to a port of it, or what a
+    /// caller says there. Only once somebody wants it who counts for as much as `least`.
+    ///
+    /// # Errors
+    /// [`Error::Vacant`] when nothing is attached to the slot.
+    pub async fn wanted_by(&self, slot: Slot, least: Wanted) -> Result<Wanted, Error> {
         let guest = self.shared.guest_in(slot)?;
-        guest.gate.wanted().await;
-        Ok(())
+        Ok(guest.gate.wanted(least).await)
     }
 
     /// What the sandbox in an attached slot does with its connections.

@@ -29,11 +29,20 @@ enum Phase {
     Waking,
 }
 
+/// For whom a guest that is held, or sleeps, is to run again; the later one counts more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wanted {
+    /// A far side, which has sent something or ended: nobody here has asked for that.
+    Data,
+    /// Whoever was let to a port of it, and says something there or takes what it had said.
+    Caller,
+}
+
 /// One guest's.
 #[derive(Debug)]
 pub(crate) struct Gate {
     phase: watch::Sender<Phase>,
-    wanted: watch::Sender<bool>,
+    wanted: watch::Sender<Option<Wanted>>,
     sides: Mutex<Sides>,
 }
 
@@ -51,7 +60,7 @@ impl Gate {
     pub(crate) fn new(share: Share) -> Arc<Self> {
         Arc::new(Self {
             phase: watch::Sender::new(Phase::Awake(Instant::now())),
-            wanted: watch::Sender::new(false),
+            wanted: watch::Sender::new(None),
             sides: Mutex::new(Sides { known: HashMap::new(), remains: Vec::new(), share }),
         })
     }
@@ -117,17 +126,24 @@ impl Gate {
     }
 
     /// Something has come for the guest. It may not run.
-    pub(crate) fn want(&self) {
+    pub(crate) fn want(&self, by: Wanted) {
         if !self.is_delivering() {
-            self.wanted.send_if_modified(|wanted| !std::mem::replace(wanted, true));
+            self.wanted.send_if_modified(|wanted| {
+                let more = *wanted < Some(by);
+                *wanted = (*wanted).max(Some(by));
+                more
+            });
         }
     }
 
-    /// Returns once something has come for a guest that is held, or has already.
-    pub(crate) async fn wanted(&self) {
+    /// Returns once something has come for a guest that is held, or has already, that counts for as much as
+    /// this; for whom.
+    pub(crate) async fn wanted(&self, least: Wanted) -> Wanted {
         let mut wanted = self.wanted.subscribe();
-        if wanted.wait_for(|wanted| *wanted).await.is_err() {
-            std::future::pending::<()>().await;
+        let found = wanted.wait_for(|wanted| *wanted >= Some(least)).await.ok().and_then(|by| *by);
+        match found {
+            Some(by) => by,
+            None => std::future::pending().await,
         }
     }
 
@@ -138,7 +154,7 @@ impl Gate {
             let _sides = self.lock();
             let begun = self.is_delivering();
             if begun {
-                self.wanted.send_replace(false);
+                self.wanted.send_replace(None);
                 self.phase.send_replace(Phase::Holding);
             }
             begun
@@ -159,7 +175,7 @@ impl Gate {
         {
             let _sides = self.lock();
             if self.is_delivering() {
-                self.wanted.send_replace(false);
+                self.wanted.send_replace(None);
             }
             self.phase.send_replace(Phase::Asleep);
         }
@@ -352,16 +368,22 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_comes_while_a_guest_is_held_is_remembered_and_no_longer() {
         let gate = gate();
-        gate.want();
+        gate.want(Wanted::Data);
         gate.hold();
-        assert!(timeout(HOUR, gate.wanted()).await.is_err(), "it was awake");
-        gate.want();
+        let wanted = || timeout(HOUR, gate.wanted(Wanted::Data));
+        assert!(wanted().await.is_err(), "it was awake");
+        gate.want(Wanted::Data);
         gate.keep();
-        gate.wanted().await;
+        assert_eq!(wanted().await, Ok(Wanted::Data));
+        let caller = || timeout(HOUR, gate.wanted(Wanted::Caller));
+        assert!(caller().await.is_err(), "nobody has asked");
+        gate.want(Wanted::Caller);
+        gate.want(Wanted::Data);
+        assert_eq!((caller().await, wanted().await), (Ok(Wanted::Caller), Ok(Wanted::Caller)));
         gate.rouse();
         gate.release();
         gate.hold();
-        assert!(timeout(HOUR, gate.wanted()).await.is_err(), "of another night");
+        assert!(wanted().await.is_err(), "of another night");
     }
 
     /// Promise 41. Whoever puts connections back at that moment finds it, or what is left of it.

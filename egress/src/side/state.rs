@@ -11,13 +11,15 @@ use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
 
 use crate::repair::{self, Checkpoint, Remains};
-use crate::side::Gate;
+use crate::side::{Gate, Wanted};
 
 /// What those who use a connection share with those who take its socket away.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(super) id: u64,
     pub(super) gate: Arc<Gate>,
+    /// Whoever is at its other end.
+    pub(super) by: Wanted,
     state: Mutex<State>,
 }
 
@@ -57,8 +59,8 @@ pub(super) enum Who {
 }
 
 impl Shared {
-    pub(super) fn new(id: u64, gate: Arc<Gate>, state: State) -> Self {
-        Self { id, gate, state: Mutex::new(state) }
+    pub(super) fn new(id: u64, gate: Arc<Gate>, by: Wanted, state: State) -> Self {
+        Self { id, gate, by, state: Mutex::new(state) }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use egress::Wanted;
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -168,5 +169,36 @@ fn a_websocket_that_may_not_wake_a_guest_is_kept_open_and_heard_in_the_morning()
         far.send(Message::text("more")).await.expect("sent");
         let more = soon(guest.next()).await.expect("a message").expect("whole");
         assert_eq!(more, Message::text("more"), "while it is awake, at once");
+    });
+}
+
+/// Promise 75. Whoever was let to a port of it counts for more than a far side, whichever came first.
+#[test]
+fn it_is_told_whether_a_far_side_or_a_caller_wants_a_sleeping_guest() {
+    run(RULES, async |place| {
+        let (origin, listener) = (place.origin(ORIGIN, 2525), place.guest_listener(1007));
+        let (mut guest, mut far) = connected(&place, &origin).await;
+        let (ours, theirs) =
+            tokio::join!(soon(place.router.connect(place.slot, 1007)), soon(listener.accept()));
+        let (mut ours, mut theirs) = (ours.expect("ours"), theirs.expect("theirs").0);
+        for _ in 0..2 {
+            lie_down(&place).await;
+            far.write_all(b"!").await.expect("sent");
+            let by = soon(place.router.wanted_by(place.slot, Wanted::Data)).await;
+            assert_eq!(by.expect("attached"), Wanted::Data);
+            let caller = place.router.wanted_by(place.slot, Wanted::Caller);
+            assert!(timeout(Duration::from_millis(100), caller).await.is_err());
+            // It is taken when the guest is there.
+            let said = tokio::spawn(async move {
+                ours.write_all(b"?").await.expect("sent");
+                ours
+            });
+            let by = soon(place.router.wanted_by(place.slot, Wanted::Caller)).await;
+            assert_eq!(by.expect("attached"), Wanted::Caller);
+            get_up(&place).await;
+            ours = soon(said).await.expect("no panic");
+            assert_eq!(soon(theirs.read_u8()).await.expect("read"), b'?');
+            assert_eq!(soon(guest.read_u8()).await.expect("read"), b'!');
+        }
     });
 }

@@ -17,6 +17,7 @@ use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::state::State;
 use crate::store::Record;
+use crate::stuck::{Ask, ROOM};
 use crate::threads::aside;
 
 /// Memories of sleeping guests that are written to the disk at once: each holds a thread as long as that
@@ -132,6 +133,28 @@ impl Hypervisors {
     /// What the process of a sandbox has had of processors, if it is ours.
     pub(crate) fn processor(&self, record: &Record) -> Option<Duration> {
         record.process.as_ref()?.host.as_ref()?.processor()
+    }
+
+    /// Looks whether a guest stands still because its disk found no room, and lets it go on where that may
+    /// help: whether it stood still, and was let go on. None for one whose disk is not ours. To be dropped
+    /// before the guest is paused.
+    pub(crate) fn look_at(
+        &self,
+        record: &Record,
+        ask: Ask,
+    ) -> Option<impl Future<Output = Result<(bool, bool), vmm::Error>> + Send + use<>> {
+        let process = record.process.clone().filter(|_| record.driver == Driver::Qemu)?;
+        let (qemu, disk) = (self.qemu.clone(), describe(&self.config, record).disk);
+        Some(async move {
+            let again = match ask {
+                Ask::Whether => false,
+                Ask::WithRoom => aside(move || free(&disk))
+                    .await
+                    .is_ok_and(|free| free.is_some_and(|free| free >= ROOM)),
+                Ask::Anyway => true,
+            };
+            Ok((qemu.stuck(&process, again).await?, again))
+        })
     }
 
     /// Takes up what an earlier daemon started; false when it is gone.

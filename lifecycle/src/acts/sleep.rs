@@ -1,6 +1,7 @@
 //! The acts that put a guest to sleep and wake it, as far as they are the microVM's. Their order is the
 //! machine's: none here is safe out of it.
 
+use egress::Wanted;
 use std::time::Duration;
 
 use policy::Slot;
@@ -65,9 +66,10 @@ impl Acts {
 
     /// Waits until bytes or callers want the guest of a sandbox that sleeps. One that slept before this daemon
     /// began has no connections left that could.
-    pub(crate) async fn wanted(&self, record: &Record) {
-        if self.router.wanted(record.slot).await.is_err() {
-            std::future::pending().await
+    pub(crate) async fn wanted(&self, record: &Record, least: Wanted) -> Wanted {
+        match self.router.wanted_by(record.slot, least).await {
+            Ok(by) => by,
+            Err(_) => std::future::pending().await,
         }
     }
 

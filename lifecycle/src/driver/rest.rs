@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use egress::Wanted;
 use policy::TenantName;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -100,8 +101,8 @@ pub(crate) struct Rest {
     asked_to_sleep: bool,
     /// When the last byte had passed that it was looked at with.
     bytes: Instant,
-    /// Bytes came in for it, for which it is woken then.
-    wanted: Option<Instant>,
+    /// Something came in for it, for which it is woken then, and from whom.
+    wanted: Option<(Instant, Wanted)>,
     /// When it is to be woken, by this clock and by that on the wall.
     alarm: Option<(Instant, SystemTime)>,
     /// It could not be woken, and is not again before then for those who do not ask themselves.
@@ -180,6 +181,16 @@ impl Rest {
         self.show(vec![(Why::Driver, None)]);
     }
 
+    /// Whether its processors stand still, as far as is known.
+    pub(crate) const fn is_still(&self) -> bool {
+        self.idleness.is_still()
+    }
+
+    /// It is stopped in the middle of what it does, or goes on.
+    pub(crate) const fn stuck(&mut self, stuck: bool) {
+        self.idleness.stuck(stuck);
+    }
+
     /// Takes a look at one that does not run. `here` says whether it sleeps, and is in no store.
     pub(crate) fn glance(&mut self, here: bool) -> Due {
         self.show(Vec::new());
@@ -242,7 +253,7 @@ impl Rest {
     /// When it is woken for somebody who does not wait for it, and whether its alarm is why.
     fn next_wake(&self) -> Option<(Instant, bool)> {
         let alarm = self.alarm.map(|(at, _)| (at.max(self.again.unwrap_or(at)), true));
-        let wanted = self.wanted.map(|at| (at, false));
+        let wanted = self.wanted.map(|(at, _)| (at, false));
         [alarm, wanted].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
@@ -278,14 +289,27 @@ impl Rest {
         self.is_awaited() || (!self.asked_to_sleep && (self.calls.count() > 0 || bytes_came()))
     }
 
-    /// Bytes came in for one that sleeps: it is woken when the budget allows.
-    pub(crate) fn want(&mut self) {
+    /// Something came in for one that sleeps: it is woken when the budget allows, and whatever the budget for
+    /// a caller of the control API.
+    pub(crate) fn want(&mut self, by: Wanted) {
         let now = Instant::now();
-        self.wanted.get_or_insert(self.again.unwrap_or(now).max(now));
+        let at = self.again.unwrap_or(now).max(now);
+        if self.wanted.is_none_or(|(_, before)| before < by) {
+            self.wanted = Some((at, by));
+        }
     }
 
     pub(crate) const fn is_wanted(&self) -> bool {
         self.wanted.is_some()
+    }
+
+    /// Who is not heeded yet, and would change when it is woken.
+    pub(crate) fn heeds(&self) -> Option<Wanted> {
+        match self.wanted {
+            None => Some(Wanted::Data),
+            Some((_, Wanted::Data)) => Some(Wanted::Caller),
+            Some((_, Wanted::Caller)) => None,
+        }
     }
 
     /// Waits until it is to be woken, and its turn has come among all that are. May be dropped and called
@@ -297,9 +321,10 @@ impl Rest {
                     return std::future::pending().await;
                 };
                 tokio::time::sleep_until(at).await;
-                // Whoever set an alarm has asked by the control API.
-                if !by_alarm && let Err(then) = self.budget.take(Instant::now()) {
-                    self.wanted = Some(then);
+                // Whoever set an alarm, or was let to a port, has asked by the control API.
+                let by_far_side = !by_alarm && matches!(self.wanted, Some((_, Wanted::Data)));
+                if by_far_side && let Err(then) = self.budget.take(Instant::now()) {
+                    self.wanted = Some((then, Wanted::Data));
                     continue;
                 }
             }
@@ -383,98 +408,4 @@ impl Rest {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cold::ColdBoot;
-    use crate::terms::{Can, DefaultTerms, WantedTerms};
-
-    /// Promise 31.
-    #[tokio::test(start_paused = true)]
-    async fn a_byte_that_passes_after_it_was_found_idle_keeps_it_awake_unless_it_is_asked_to_sleep()
-    {
-        let (after, second) = (Duration::from_secs(15), Duration::from_secs(1));
-        let defaults = DefaultTerms {
-            on_idle: OnIdle::Standby,
-            idle_after: after,
-            ttl: None,
-            max_life: None,
-            longest_life: None,
-            cold_boot: ColdBoot::default(),
-        };
-        let terms = Terms::agree(
-            &WantedTerms::default(),
-            &defaults,
-            Can { sleep: true, boot: true, store: true },
-        );
-        let mut rest = Rest::new(terms, "acme".parse().unwrap(), Turns::new(1));
-        let last = Instant::now() + second;
-        tokio::time::advance(after + second).await;
-        assert!(matches!(rest.look(last, None), Due::Sleep), "control: it is idle");
-        assert!(!rest.is_disturbed(Some(last)) && !rest.is_disturbed(None));
-        tokio::time::advance(second).await;
-        let came = Some(Instant::now());
-        assert!(rest.is_disturbed(came));
-        rest.sleep(oneshot::channel().0);
-        assert!(!rest.is_disturbed(came), "who asks for its sleep means it");
-    }
-
-    fn rest() -> Rest {
-        Rest::new(Terms::none(), "acme".parse().unwrap(), Turns::new(1))
-    }
-
-    fn alarm(rest: &mut Rest, left: Duration) {
-        rest.alarm = Some((Instant::now() + left, SystemTime::UNIX_EPOCH));
-    }
-
-    /// How long it is until it is woken by itself.
-    async fn woken(rest: &mut Rest) -> u64 {
-        let began = Instant::now();
-        rest.wake_due().await;
-        began.elapsed().as_secs()
-    }
-
-    /// Promise 64.
-    #[tokio::test(start_paused = true)]
-    async fn an_alarm_takes_nothing_of_the_budget_of_bytes_and_is_said_to_be_why() {
-        let mut rest = rest();
-        for _ in 0..50 {
-            alarm(&mut rest, Duration::from_secs(7));
-            rest.glance(false);
-            assert_eq!(locked(&rest.shown).wakes_because, Some("it was asked for"));
-            assert_eq!(woken(&mut rest).await, 7);
-            rest.runs(true);
-            rest.alarm = None;
-        }
-        for _ in 0..10 {
-            rest.want();
-            assert_eq!(woken(&mut rest).await, 0, "it has all of it");
-            rest.runs(true);
-        }
-        rest.want();
-        assert!(tokio::time::timeout(Duration::from_secs(1), rest.wake_due()).await.is_err());
-        rest.glance(false);
-        let shown = locked(&rest.shown).clone();
-        assert_eq!(shown.wakes_because, Some("bytes came for it"));
-        let left = shown.wakes_at.expect("it is known when") - Instant::now();
-        alarm(&mut rest, left / 2);
-        assert_eq!(woken(&mut rest).await, left.as_secs() / 2, "whichever comes first");
-        rest.runs(true);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_cannot_be_woken_is_tried_less_and_less_often_until_it_has_failed() {
-        let mut rest = rest();
-        alarm(&mut rest, Duration::from_secs(3));
-        let mut pauses = Vec::new();
-        for _ in 0..9 {
-            pauses.push(woken(&mut rest).await);
-            rest.sleeps(true);
-        }
-        assert_eq!(pauses, [3, 10, 20, 40, 80, 160, 320, 600, 600]);
-        rest.answer(State::Failed, None);
-        rest.glance(false);
-        assert_eq!(locked(&rest.shown).wakes_at, None);
-        let never = Duration::from_secs(86_400);
-        assert!(tokio::time::timeout(never, rest.wake_due()).await.is_err());
-    }
-}
+mod tests;

@@ -3,16 +3,24 @@
 
 use std::sync::Arc;
 
+use egress::Wanted;
 use fault::Point;
 use policy::audit::Outcome;
 use tokio::time::Instant;
 
 use crate::driver::rest::Due;
 use crate::driver::{LOOK, Task};
+use crate::error::chain;
 use crate::machine::Left;
 use crate::night::Night;
+use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::state::State;
+use crate::stuck::Stuck;
+
+/// Why a guest does nothing that is stopped.
+const NO_ROOM: &str =
+    "its disk finds no room on the node: its guest stands still until there is some";
 
 impl Task {
     /// Rests until something is wanted or happens; gives whether the journey goes on.
@@ -55,8 +63,11 @@ impl Task {
             let stayed = state == State::Running && before == Some(State::Running);
             self.begin_to_copy(error.as_ref().filter(|_| stayed));
         }
+        // Dropped with this: nobody lets a guest go on that is being paused.
+        let mut looking = None;
         let mut look = tokio::time::interval(LOOK);
         while self.machine.next().is_none() {
+            let heeds = self.rest.heeds();
             tokio::select! {
                 Ok(()) = self.end.changed() => self.heed_end(),
                 verb = self.verbs.recv() => {
@@ -76,9 +87,18 @@ impl Task {
                         return true;
                     }
                     self.look(state);
+                    if state == State::Running && looking.is_none() {
+                        looking = self.look_whether_stuck().map(Box::pin);
+                    }
                 }
-                () = self.acts.wanted(&self.record), if state.is_rest() && !self.rest.is_wanted() => {
-                    self.rest.want();
+                found = async { Some(looking.as_mut()?.await) }, if looking.is_some() => {
+                    looking = None;
+                    self.heed_stuck(found);
+                }
+                by = self.acts.wanted(&self.record, heeds.unwrap_or(Wanted::Caller)),
+                    if state.is_rest() && heeds.is_some() =>
+                {
+                    self.rest.want(by);
                 }
                 () = self.rest.wake_due(), if state.is_rest() => self.begin_to_wake(),
             }
@@ -143,6 +163,38 @@ impl Task {
         }
     }
 
+    /// Looks whether one that runs is stopped, where it may be.
+    fn look_whether_stuck(
+        &mut self,
+    ) -> Option<impl Future<Output = Result<(bool, bool), vmm::Error>> + Send + use<>> {
+        let ask = self.stuck.due(Instant::now(), self.rest.is_still())?;
+        self.acts.hypervisors().look_at(&self.record, ask)
+    }
+
+    /// What came of that look; who is shown the sandbox sees why it does nothing.
+    fn heed_stuck(&mut self, found: Option<Result<(bool, bool), vmm::Error>>) {
+        let (is, let_go) = match found {
+            Some(Ok(found)) => found,
+            Some(Err(error)) => {
+                let error = chain(&error);
+                tracing::debug!(sandbox = %self.record.name, error, "guest not looked at");
+                return;
+            }
+            None => return,
+        };
+        let Some(is) = self.stuck.found(Instant::now(), is, let_go) else { return };
+        self.rest.stuck(is);
+        if is {
+            self.record.reason = Some(Reason::new(NO_ROOM));
+            self.audit(Outcome::Fail, "stands still");
+        } else {
+            self.record.reason = None;
+            self.audit(Outcome::Allow, "goes on: its disk has room again");
+        }
+        self.look_again();
+        self.publish(None);
+    }
+
     /// What one that runs is at.
     fn look_at_work(&mut self) -> Due {
         let processor = self.acts.hypervisors().processor(&self.record);
@@ -153,6 +205,7 @@ impl Task {
     pub(super) fn begin_to_sleep(&mut self) {
         self.forget_error();
         self.machine.sleep();
+        self.stuck = Stuck::new(Instant::now());
         // Whoever calls from here on sees that it is not running, and asks for it; whoever called before is
         // counted.
         self.publish(self.machine.next());

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use egress::Wanted;
 use fault::Point;
 use policy::SandboxName;
 use vault::Vault;
@@ -77,8 +78,8 @@ impl Task {
                         return None;
                     }
                 }
-                () = self.acts.wanted(&self.record), if !anyway => {
-                    self.rest.want();
+                by = self.acts.wanted(&self.record, Wanted::Data), if !anyway => {
+                    self.rest.want(by);
                     return None;
                 }
             }

@@ -2,7 +2,7 @@
 //!
 //! The order is the point. A state file has its name only when it is whole, and has lost it before the
 //! guest's next instruction; so there is never one that does not match the memory beside it. Nothing
-//! here lets a guest run but [`unpause`].
+//! here lets a guest run but [`unpause`], and [`stuck`] one that was not paused.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -22,6 +22,8 @@ use crate::qemu::{command, file};
 
 /// How long a machine may take to stop: it ends what its disk is at.
 const PAUSE: Duration = Duration::from_secs(10);
+/// How long a look at it may take.
+const LOOK: Duration = Duration::from_secs(2);
 /// How long its state may take, with what the disk has not written yet.
 const SAVE: Duration = Duration::from_secs(30);
 /// How long reading it may take.
@@ -41,13 +43,28 @@ pub(super) async fn pause(process: &Process) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether the guest is stopped because its disk found no room. It is let go on then, if `again` says so:
+/// whether it found some this time shows later.
+pub(super) async fn stuck(process: &Process, again: bool) -> Result<bool, Error> {
+    let pid = control::host(process)?.pid;
+    let talk = async {
+        let mut control = Control::open(&process.control_socket()).await?;
+        let stuck = control.status().await? == Status::Stuck;
+        if stuck && again {
+            control.execute(serde_json::json!({ "execute": "cont" })).await?;
+        }
+        Ok(stuck)
+    };
+    control::within(LOOK, "look at the guest", pid, talk).await
+}
+
 /// Lets the guest run.
 pub(super) async fn unpause(process: &Process, machine: &Machine) -> Result<(), Error> {
     let pid = control::host(process)?.pid;
     let talk = async {
         let mut control = Control::open(&process.control_socket()).await?;
         match control.status().await? {
-            Status::Running | Status::Paused | Status::Other => Ok(control),
+            Status::Running | Status::Paused | Status::Stuck | Status::Other => Ok(control),
             Status::Incoming => Err(std::io::Error::other("it has no guest yet")),
         }
     };

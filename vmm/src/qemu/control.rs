@@ -31,6 +31,9 @@ pub(super) enum Status {
     Running,
     /// Stopped between two instructions, by us or by a save.
     Paused,
+    /// Stopped by QEMU, since its disk found no room for what it wrote. That is kept, and written when it
+    /// goes on.
+    Stuck,
     /// It waits for the state of a saved machine.
     Incoming,
     /// Anything else: shut down, broken, between two of these.
@@ -120,6 +123,7 @@ impl Control {
         Ok(match answer.get("status").and_then(Value::as_str) {
             Some("running") => Status::Running,
             Some("paused" | "postmigrate") => Status::Paused,
+            Some("io-error") => Status::Stuck,
             Some("inmigrate") => Status::Incoming,
             _ => Status::Other,
         })
@@ -165,13 +169,14 @@ impl Control {
         }
     }
 
-    /// Waits until it rests, which it does a moment after the end of a migration is told.
+    /// Waits until it rests, which it does a moment after the end of a migration is told. One that was
+    /// stopped before rests as that, whatever else stops it.
     pub(super) async fn paused(&mut self) -> io::Result<()> {
         const AGAIN: Duration = Duration::from_millis(1);
         const TRIES: u32 = 200;
         for _ in 0..TRIES {
             match self.status().await? {
-                Status::Paused => return Ok(()),
+                Status::Paused | Status::Stuck => return Ok(()),
                 Status::Other => tokio::time::sleep(AGAIN).await,
                 status => return Err(io::Error::other(format!("its guest is {status:?}"))),
             }
@@ -247,6 +252,12 @@ mod tests {
         assert!(matches!(against(answer).await, Ok(true)));
         let asleep = RUNS.replace("running", "paused");
         assert!(matches!(against(asleep).await, Ok(false)), "nobody would see it");
+    }
+
+    #[tokio::test]
+    async fn a_guest_whose_disk_finds_no_room_rests_and_sees_no_power_button() {
+        let stopped = RUNS.replace("running", "io-error");
+        assert!(matches!(against(stopped).await, Ok(false)));
     }
 
     #[tokio::test]

@@ -1,0 +1,116 @@
+//! Who is woken when, and by whose leave.
+
+use super::*;
+use crate::cold::ColdBoot;
+use crate::terms::{Can, DefaultTerms, WantedTerms};
+
+/// Promise 31.
+#[tokio::test(start_paused = true)]
+async fn a_byte_that_passes_after_it_was_found_idle_keeps_it_awake_unless_it_is_asked_to_sleep() {
+    let (after, second) = (Duration::from_secs(15), Duration::from_secs(1));
+    let defaults = DefaultTerms {
+        on_idle: OnIdle::Standby,
+        idle_after: after,
+        ttl: None,
+        max_life: None,
+        longest_life: None,
+        cold_boot: ColdBoot::default(),
+    };
+    let terms = Terms::agree(
+        &WantedTerms::default(),
+        &defaults,
+        Can { sleep: true, boot: true, store: true },
+    );
+    let mut rest = Rest::new(terms, "acme".parse().unwrap(), Turns::new(1));
+    let last = Instant::now() + second;
+    tokio::time::advance(after + second).await;
+    assert!(matches!(rest.look(last, None), Due::Sleep), "control: it is idle");
+    assert!(!rest.is_disturbed(Some(last)) && !rest.is_disturbed(None));
+    tokio::time::advance(second).await;
+    let came = Some(Instant::now());
+    assert!(rest.is_disturbed(came));
+    rest.sleep(oneshot::channel().0);
+    assert!(!rest.is_disturbed(came), "who asks for its sleep means it");
+}
+
+fn rest() -> Rest {
+    Rest::new(Terms::none(), "acme".parse().unwrap(), Turns::new(1))
+}
+
+fn alarm(rest: &mut Rest, left: Duration) {
+    rest.alarm = Some((Instant::now() + left, SystemTime::UNIX_EPOCH));
+}
+
+/// How long it is until it is woken by itself.
+async fn woken(rest: &mut Rest) -> u64 {
+    let began = Instant::now();
+    rest.wake_due().await;
+    began.elapsed().as_secs()
+}
+
+/// Promise 64.
+#[tokio::test(start_paused = true)]
+async fn an_alarm_takes_nothing_of_the_budget_of_bytes_and_is_said_to_be_why() {
+    let mut rest = rest();
+    for _ in 0..50 {
+        alarm(&mut rest, Duration::from_secs(7));
+        rest.glance(false);
+        assert_eq!(locked(&rest.shown).wakes_because, Some("it was asked for"));
+        assert_eq!(woken(&mut rest).await, 7);
+        rest.runs(true);
+        rest.alarm = None;
+    }
+    for _ in 0..10 {
+        rest.want(Wanted::Data);
+        assert_eq!(woken(&mut rest).await, 0, "it has all of it");
+        rest.runs(true);
+    }
+    rest.want(Wanted::Data);
+    assert!(tokio::time::timeout(Duration::from_secs(1), rest.wake_due()).await.is_err());
+    rest.glance(false);
+    let shown = locked(&rest.shown).clone();
+    assert_eq!(shown.wakes_because, Some("bytes came for it"));
+    let left = shown.wakes_at.expect("it is known when") - Instant::now();
+    alarm(&mut rest, left / 2);
+    assert_eq!(woken(&mut rest).await, left.as_secs() / 2, "whichever comes first");
+    rest.runs(true);
+}
+
+/// Promise 75. Nor does it wait behind bytes that wait for the budget.
+#[tokio::test(start_paused = true)]
+async fn what_a_caller_says_on_its_stream_takes_nothing_of_the_budget_of_bytes() {
+    let mut rest = rest();
+    for _ in 0..50 {
+        rest.want(Wanted::Caller);
+        assert_eq!(woken(&mut rest).await, 0);
+        rest.runs(true);
+    }
+    for _ in 0..10 {
+        rest.want(Wanted::Data);
+        assert_eq!(woken(&mut rest).await, 0, "it has all of it");
+        rest.runs(true);
+    }
+    rest.want(Wanted::Data);
+    let second = Duration::from_secs(1);
+    assert!(tokio::time::timeout(second, rest.wake_due()).await.is_err(), "control");
+    rest.want(Wanted::Caller);
+    rest.want(Wanted::Data);
+    assert_eq!((woken(&mut rest).await, rest.heeds()), (0, Some(Wanted::Data)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_woken_is_tried_less_and_less_often_until_it_has_failed() {
+    let mut rest = rest();
+    alarm(&mut rest, Duration::from_secs(3));
+    let mut pauses = Vec::new();
+    for _ in 0..9 {
+        pauses.push(woken(&mut rest).await);
+        rest.sleeps(true);
+    }
+    assert_eq!(pauses, [3, 10, 20, 40, 80, 160, 320, 600, 600]);
+    rest.answer(State::Failed, None);
+    rest.glance(false);
+    assert_eq!(locked(&rest.shown).wakes_at, None);
+    let never = Duration::from_secs(86_400);
+    assert!(tokio::time::timeout(never, rest.wake_due()).await.is_err());
+}
