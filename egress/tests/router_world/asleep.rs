@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use crate::peers::{soon, until};
-use crate::place::{ORIGIN, Place, limits, run, run_within};
+use crate::place::{ORIGIN, Place, limits, run, run_brief, run_within};
 use crate::requests::exchange;
 
 pub(crate) const RULES: &str = "[[rule]]\nallow = [\"93.184.216.34\"]\nports = [2525]\n\
@@ -172,7 +172,7 @@ fn streams_both_ways_lose_and_double_nothing_over_many_nights() {
 
 #[test]
 fn an_idle_connection_outlasts_a_night_longer_than_all_patience() {
-    run(RULES, async |place| {
+    run_brief(RULES, async |place| {
         let origin = place.origin(ORIGIN, 2525);
         let (mut guest, mut far) = connected(&place, &origin).await;
         let (mut half, mut other) = connected(&place, &origin).await;
@@ -365,7 +365,7 @@ fn every_step_may_come_again_or_never() {
 
 #[test]
 fn requests_and_their_answers_go_on_after_a_night() {
-    run(RULES, async |place| {
+    run_brief(RULES, async |place| {
         let web = place.origin(ORIGIN, 80);
         let mut guest = soon(place.dial(ORIGIN, 80)).await.expect("connected");
         let request = "GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n";

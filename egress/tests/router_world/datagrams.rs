@@ -10,7 +10,7 @@ use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
 use crate::peers::soon;
-use crate::place::{EGRESS, HOST, INNER, ORIGIN, Place, SINK, run};
+use crate::place::{EGRESS, HOST, INNER, ORIGIN, Place, SINK, run, run_brief};
 
 const RULES: &str = r#"
 [[rule]]
@@ -48,7 +48,7 @@ async fn is_refused(socket: &UdpSocket, far: &UdpSocket) -> bool {
 /// Promise 33.
 #[test]
 fn an_allowed_datagram_leaves_from_the_egress_address_and_is_answered() {
-    run(RULES, async |place| {
+    run_brief(RULES, async |place| {
         let origin = place.origin_datagrams(ORIGIN, 3478);
         let guest = towards(&place, ORIGIN, 3478).await;
         guest.send(b"ping").await.expect("sent");

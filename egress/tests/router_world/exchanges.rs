@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::peers::{PATIENCE, count, serve, soon, until};
-use crate::place::{ORIGIN, limits, run, run_within};
+use crate::place::{ORIGIN, limits, run, run_brief, run_within};
 use crate::requests::{RULES, canned, echo, exchange};
 
 #[test]
@@ -115,7 +115,7 @@ fn what_follows_an_early_answer_is_cut_and_accounted_like_what_came_before_it() 
 
 #[test]
 fn a_far_side_that_takes_no_more_is_given_up_when_both_are_idle() {
-    run(RULES, async |place| {
+    run_brief(RULES, async |place| {
         let (ended, mut end) = tokio::sync::mpsc::channel(1);
         let (idle, woken) = (Arc::new(Notify::new()), ended);
         let wake = Arc::clone(&idle);

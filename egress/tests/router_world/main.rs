@@ -32,14 +32,13 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use egress::Limits;
 use peers::{Tls, count, serve, sink, soon, until};
-use place::{EGRESS, ORIGIN, SINK, limits, run, run_within};
+use place::{EGRESS, ORIGIN, SINK, run};
 use policy::Code;
 use policy::audit::{Kind, Outcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Far less than a router waits here for first words, and far more than a slow machine stands still.
+/// Less than a router waits here for first words, and far more than a slow machine stands still.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
 const RULES: &str = r#"
@@ -94,7 +93,7 @@ fn an_allowed_name_sent_to_a_foreign_address_goes_where_we_resolve_it() {
 
 #[test]
 fn a_denied_tls_name_gets_an_alert_at_once_and_nothing_leaves() {
-    run_within(patient(), RULES, async |place| {
+    run(RULES, async |place| {
         let tls = Tls::new(&["api.example.com", "evil.example.com"]);
         let origin = tls.echo(place.origin(ORIGIN, 443));
         let stream = soon(place.dial(ORIGIN, 443)).await.expect("connected");
@@ -116,7 +115,7 @@ fn a_denied_tls_name_gets_an_alert_at_once_and_nothing_leaves() {
 
 #[test]
 fn bytes_that_carry_no_name_are_reset_and_nothing_leaves() {
-    run_within(patient(), RULES, async |place| {
+    run(RULES, async |place| {
         let (web, other) = (sink(place.origin(SINK, 443)), sink(place.origin(SINK, 22)));
         for port in [443, 22] {
             let begun = Instant::now();
@@ -127,10 +126,6 @@ fn bytes_that_carry_no_name_are_reset_and_nothing_leaves() {
         }
         assert_eq!((count(&web), count(&other)), (0, 0));
     });
-}
-
-fn patient() -> Limits {
-    Limits { first_flight: 3 * AT_ONCE, idle: 3 * AT_ONCE, ..limits() }
 }
 
 /// Connects, says something, and is reset before anything comes back; a reset may come so early
@@ -146,7 +141,7 @@ async fn is_reset(place: &place::Place, address: Ipv4Addr, port: u16, words: &[u
 
 #[test]
 fn a_silent_guest_is_refused_at_once_where_no_rule_names_the_port() {
-    run_within(patient(), RULES, async |place| {
+    run(RULES, async |place| {
         let begun = Instant::now();
         assert!(is_reset(&place, SINK, 22, b"").await);
         assert!(begun.elapsed() < AT_ONCE);
@@ -328,6 +323,7 @@ fn over_the_cap_a_connection_is_reset_and_recorded() {
         for _ in 0..64 {
             held.push(soon(place.dial(ORIGIN, 443)).await.expect("connected"));
         }
+        place.has_open(64).await;
         assert!(is_reset(&place, ORIGIN, 443, b"").await);
         place.record(|r| r.code == Some(Code::Limit)).await;
         drop(held);

@@ -68,7 +68,14 @@ pub(crate) struct Start {
     limits: Limits,
 }
 
-/// Limits that tests can wait for, and that a busy machine does not come to by standing still.
+/// Limits that no machine comes to by standing still.
+fn patient() -> Limits {
+    let (first_flight, idle) = (Duration::from_secs(60), Duration::from_secs(60));
+    let (half_closed, udp_idle) = (Duration::from_secs(30), Duration::from_secs(60));
+    Limits { first_flight, idle, half_closed, udp_idle, ..limits() }
+}
+
+/// Limits that tests can wait for.
 pub(crate) fn limits() -> Limits {
     let (first_flight, idle) = (Duration::from_secs(6), Duration::from_secs(6));
     let (half_closed, udp_idle) = (Duration::from_secs(1), Duration::from_secs(10));
@@ -97,9 +104,14 @@ impl Start {
     }
 }
 
+/// Builds a place with this policy, where times are over soon, and runs a test in it.
+pub(crate) fn run_brief<F: Future<Output = ()>>(rules: &str, test: impl FnOnce(Place) -> F + Send) {
+    run_within(limits(), rules, test);
+}
+
 /// Builds a place with this policy and runs a test in it.
 pub(crate) fn run<F: Future<Output = ()>>(rules: &str, test: impl FnOnce(Place) -> F + Send) {
-    run_within(limits(), rules, test);
+    run_within(patient(), rules, test);
 }
 
 /// The same with other limits.

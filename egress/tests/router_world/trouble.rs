@@ -12,7 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::peers::{PATIENCE, Peers, Tls, count, serve, sink, soon, until};
-use crate::place::{EGRESS, HOST, INNER, ORIGIN, Place, SECOND, SINK, limits, run, run_within};
+use crate::place::{
+    EGRESS, HOST, INNER, ORIGIN, Place, SECOND, SINK, limits, run, run_brief, run_within,
+};
 use crate::requests::exchange;
 
 const RULES: &str = r#"
@@ -119,7 +121,7 @@ fn an_open_connection_whose_egress_address_is_gone_ends_when_nothing_is_acknowle
 
 #[test]
 fn half_a_hello_is_reset_when_its_time_is_over() {
-    run(RULES, async |place| {
+    run_brief(RULES, async |place| {
         let mut stream = soon(place.dial(ORIGIN, 443)).await.expect("connected");
         let begun = Instant::now();
         stream.write_all(&[0x16, 0x03, 0x01, 0x02, 0x00, 0x01]).await.expect("sent");
@@ -247,7 +249,7 @@ fn a_thousand_half_closed_connections_give_their_places_back() {
 allow = ["93.184.216.34"]
 ports = [2525]
 "#;
-    run(rules, async |place| {
+    run_brief(rules, async |place| {
         let far = serve(place.origin(ORIGIN, 2525), |mut stream| async move {
             let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
             std::future::pending::<()>().await;

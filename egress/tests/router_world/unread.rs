@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use crate::ask;
 use crate::peers::{serve, soon};
-use crate::place::{ORIGIN, Place, limits, run, run_within};
+use crate::place::{ORIGIN, Place, limits, run_brief, run_within};
 
 const PORT: u16 = 2525;
 const BY_ADDRESS: &str =
@@ -68,7 +68,7 @@ async fn said(place: &Place, port: u16, words: &[u8]) -> Vec<u8> {
 /// ClientHello; one is plain, and was always read.
 #[test]
 fn what_only_some_servers_read_does_not_pass_as_other_bytes() {
-    run(BY_ADDRESS, async |place| {
+    run_brief(BY_ADDRESS, async |place| {
         for port in [80, 443, PORT] {
             let kept = keep(place.origin(ORIGIN, port));
             for line in ["GET / HTTP/1.1", "GET  / HTTP/1.1", "GET x://evil.example.com/ HTTP/1.1"]
