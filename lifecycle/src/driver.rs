@@ -141,6 +141,12 @@ impl Task {
             if !self.machine.takes_a_turn() {
                 self.rest.leave();
             }
+            if self.rest.is_in_line() {
+                if !self.wait_in_line().await {
+                    return;
+                }
+                continue;
+            }
             self.publish(Some(act));
             tracing::debug!(sandbox = %self.record.name, doing = act.doing(), ms = began.elapsed().as_millis(), "act");
             // In the journal before the act: a daemon that dies now knows what may exist. Undoing
@@ -285,6 +291,24 @@ impl Task {
                     return true;
                 }
                 () = tokio::time::sleep_until(over) => return true,
+                verb = self.verbs.recv() => {
+                    let Some(verb) = verb else { return false };
+                    self.heed_queued(Some(verb)).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for its turn on the way, hearing what is wanted; gives whether the journey goes on.
+    async fn wait_in_line(&mut self) -> bool {
+        loop {
+            tokio::select! {
+                biased;
+                Ok(()) = self.end.changed() => {
+                    self.heed_end();
+                    return true;
+                }
+                () = self.rest.turn_comes() => return true,
                 verb = self.verbs.recv() => {
                     let Some(verb) = verb else { return false };
                     self.heed_queued(Some(verb)).await;

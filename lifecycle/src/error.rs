@@ -105,6 +105,20 @@ pub enum Error {
         /// Bytes that are kept.
         reserve: u64,
     },
+    /// What comes back from the object store would leave less free than is kept for the journal.
+    #[error(
+        "what comes back from the store needs {} MiB, and its disk has {} MiB free, of which {} MiB are \
+         kept for the journal",
+        needs >> 20, free >> 20, reserve >> 20
+    )]
+    Returning {
+        /// Bytes that it needs on that disk.
+        needs: u64,
+        /// Bytes that are free there, and nobody's who comes back at the moment.
+        free: u64,
+        /// Bytes that are kept.
+        reserve: u64,
+    },
     /// As many slots rest after sandboxes of the tenant as are free.
     #[error("as many slots rest after sandboxes of tenant {0} as are free")]
     Resting(TenantName),
@@ -256,6 +270,9 @@ impl Error {
             Self::Reserve { .. } => {
                 "the disk with the state has less free than is kept for the journal".to_owned()
             }
+            Self::Returning { .. } => {
+                "the node's disk has no room for what comes back from the store".to_owned()
+            }
             // What these say of themselves is a tenant's or nobody's; `Router`, `Port` and `Agent` keep to
             // themselves what caused them.
             Self::Invalid(_)
@@ -291,6 +308,7 @@ impl Error {
             | Self::Boot { .. }
             | Self::Vault(_)
             | Self::Reserve { .. }
+            | Self::Returning { .. }
             | Self::Agent { .. }
             | Self::Port { .. }
             | Self::Router { .. } => Some(chain(self)),
@@ -371,6 +389,7 @@ mod tests {
         errors.push(Error::Store { doing, path, source });
         errors.push(Error::NoImage("/srv/vmlinuz".into()));
         errors.push(Error::Reserve { free: 4711 << 20, reserve: 4712 << 20 });
+        errors.push(Error::Returning { needs: 1, free: 4711 << 20, reserve: 4712 << 20 });
         errors.push(Error::Router { doing, source: Box::new(netns()) });
         let problem = "cannot be reached".to_owned();
         errors.push(Error::Agent { name: name(), problem, source: Some(Box::new(netns())) });

@@ -29,6 +29,7 @@ use crate::acts::{Acts, Hypervisors};
 use crate::config::Config;
 use crate::driver::{Call, End, Handle, Published, Rest, Task};
 use crate::error::{Error, Field};
+use crate::fetches::Fetches;
 use crate::machine::{Left, Machine};
 use crate::policies::Policies;
 use crate::reconcile;
@@ -65,6 +66,8 @@ struct Shared {
     _accounting: AbortOnDropHandle<()>,
     /// Turns of those that are woken at once.
     wakes: Turns,
+    /// And of those that come back from the store.
+    fetches: Fetches,
     /// One birth at a time takes a name and a slot.
     births: tokio::sync::Mutex<()>,
     drivers: TaskTracker,
@@ -88,6 +91,7 @@ impl Keeper {
         let clearing =
             reconcile::clear_stuck(router.clone(), slots.clone(), store.clone(), uid_base);
         let wakes = Turns::new(config.wakes);
+        let fetches = Fetches::new(&config.state_dir, config.state_reserve);
         let keeper = Self(Arc::new(Shared {
             _clearing: AbortOnDropHandle::new(tokio::spawn(clearing)),
             _accounting: AbortOnDropHandle::new(tokio::spawn(accounting)),
@@ -102,6 +106,7 @@ impl Keeper {
             trail,
             handles: Mutex::default(),
             wakes,
+            fetches,
             births: tokio::sync::Mutex::default(),
             drivers: TaskTracker::new(),
         }));
@@ -262,7 +267,8 @@ impl Keeper {
         let in_force = shared.policies.in_force();
         let policy = PolicyHandle::new(in_force.over(&record.name, &record.tenant));
         let (verbs, inbox) = mpsc::channel(VERBS);
-        let mut rest = Rest::new(record.terms.clone(), record.tenant.clone(), shared.wakes.clone());
+        let (wakes, fetches) = (shared.wakes.clone(), shared.fetches.clone());
+        let mut rest = Rest::new(record.terms.clone(), record.tenant.clone(), wakes, fetches);
         rest.set_alarm(record.night.alarm.as_ref());
         let (published, seen) = watch::channel(Published {
             state: machine.state(),

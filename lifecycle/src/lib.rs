@@ -17,6 +17,7 @@ mod machine;
 mod idle;
 mod stuck;
 pub mod usage;
+mod fetches;
 mod turns;
 mod slots;
 mod store;

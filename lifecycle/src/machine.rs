@@ -312,10 +312,12 @@ impl Machine {
         self.made.cold
     }
 
-    /// Whether it is being woken, and nothing of it runs yet: so long it has its turn among those that are.
+    /// Whether it is being woken, and nothing of it runs yet: so long it has its turn among those that are, or
+    /// among those that are got back from the store.
     pub(crate) const fn takes_a_turn(&self) -> bool {
         let made = &self.made;
-        matches!(self.goal, Goal::Run) && (made.saved || made.cold && !(made.fresh && made.process))
+        matches!(self.goal, Goal::Run)
+            && (made.saved || made.stored || made.cold && !(made.fresh && made.process))
     }
 
     /// Whether it runs, and nothing is left to do.

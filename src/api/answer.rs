@@ -88,6 +88,12 @@ impl From<lifecycle::Error> for Problem {
                 );
                 Self { field: Some("limits.state_reserve".into()), ..problem }
             }
+            E::Returning { .. } => {
+                let fix = "free some room there, remove or suspend another sandbox, or have \
+                           `limits.state_reserve` lowered; it stays in the store until then";
+                let problem = Self::new(Kind::Storage, error.told()).fix(fix);
+                Self { field: Some("limits.state_reserve".into()), ..problem }
+            }
             E::Resting(tenant) => {
                 let problem = "had so many sandboxes of late that as many slots rest after them as \
                                are free";

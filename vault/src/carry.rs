@@ -34,6 +34,16 @@ pub(crate) struct Carried {
     pub(crate) bytes: u64,
     /// SHA-256 of the object, in hexadecimal digits.
     pub(crate) sha256: String,
+    /// Bytes of it that are no hole, and a little more; none in a list of an earlier version.
+    #[serde(default)]
+    pub(crate) unpacked: Option<u64>,
+}
+
+impl Carried {
+    /// Bytes that it needs on a disk, at most.
+    pub(crate) fn needs(&self) -> u64 {
+        self.unpacked.unwrap_or(self.length)
+    }
 }
 
 /// Puts a file into the store. What was begun and failed, or is given up, leaves no object.
@@ -113,11 +123,31 @@ impl Drop for Begun {
 fn pack(path: &Path, pieces: mpsc::Sender<Bytes>) -> io::Result<Carried> {
     let file = File::open(path)?;
     let mut packed = Packed { pieces, piece: BytesMut::new(), bytes: 0, sum: Sha256::new() };
-    let mut encoder = zstd::Encoder::new(&mut packed, LEVEL)?;
-    let length = sparse::write(&file, &mut encoder)?;
+    let mut counted = Counted { to: zstd::Encoder::new(&mut packed, LEVEL)?, bytes: 0 };
+    let length = sparse::write(&file, &mut counted)?;
+    let Counted { to: encoder, bytes } = counted;
     encoder.finish()?;
     packed.send()?;
-    Ok(Carried { length, bytes: packed.bytes, sha256: hex(&packed.sum.finalize()) })
+    let (sha256, unpacked) = (hex(&packed.sum.finalize()), Some(bytes));
+    Ok(Carried { length, bytes: packed.bytes, sha256, unpacked })
+}
+
+/// Counts what is written to it.
+struct Counted<W> {
+    to: W,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
 }
 
 /// What the encoder writes to.

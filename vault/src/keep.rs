@@ -122,27 +122,45 @@ impl Vault {
         Ok(Stored { key: key.to_owned(), url: self.url.clone(), bytes, list: digest })
     }
 
+    /// Bytes that each of these files needs on a disk when it is got back, at most.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub async fn needs(&self, stored: &Stored, files: &[File]) -> Result<Vec<u64>, Error> {
+        let list = self.list_of(stored).await?;
+        files.iter().map(|file| Ok(self.listed(&list, stored, file)?.carried.needs())).collect()
+    }
+
     /// Gets these files back: they must not be there yet, and are whole and on the disk afterwards.
     ///
     /// # Errors
     /// [`Error::Missing`] when the store has them no more, [`Error::Damaged`] when they are not what was
     /// kept, and others; there may be parts of the files then.
     pub async fn get(&self, stored: &Stored, files: &[File]) -> Result<(), Error> {
-        if stored.url != self.url {
-            return Err(Error::Elsewhere { was: stored.url.clone(), is: self.url.clone() });
-        }
-        let list = self.list(stored).await?;
+        let list = self.list_of(stored).await?;
         for file in files {
-            let object = self.object(&stored.key, file.name);
-            let listed = list.files.iter().find(|listed| listed.name == file.name);
-            let listed = listed.ok_or_else(|| Error::Missing(object.to_string()))?;
+            let (object, listed) =
+                (self.object(&stored.key, file.name), self.listed(&list, stored, file)?);
             carry::get(&*self.store, &object, &listed.carried, &file.path).await?;
             fault::at(Point::FileFetched);
         }
         Ok(())
     }
 
-    async fn list(&self, stored: &Stored) -> Result<List, Error> {
+    fn listed<'a>(
+        &self,
+        list: &'a List,
+        stored: &Stored,
+        file: &File,
+    ) -> Result<&'a Listed, Error> {
+        let listed = list.files.iter().find(|listed| listed.name == file.name);
+        listed.ok_or_else(|| Error::Missing(self.object(&stored.key, file.name).to_string()))
+    }
+
+    async fn list_of(&self, stored: &Stored) -> Result<List, Error> {
+        if stored.url != self.url {
+            return Err(Error::Elsewhere { was: stored.url.clone(), is: self.url.clone() });
+        }
         let object = self.object(&stored.key, LIST);
         let damaged = |problem: &str| Error::Damaged {
             object: object.to_string(),

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::Error;
+use crate::fetches::Fetches;
 use crate::idle::{Budget, Hold, Idleness, Sample, Why};
 use crate::night::Alarm;
 use crate::state::State;
@@ -112,11 +113,12 @@ pub(crate) struct Rest {
     place: Option<Place>,
     turn: Option<Turn>,
     turns: Turns,
+    pub(crate) fetches: Fetches,
     tenant: TenantName,
 }
 
 impl Rest {
-    pub(crate) fn new(terms: Terms, tenant: TenantName, turns: Turns) -> Self {
+    pub(crate) fn new(terms: Terms, tenant: TenantName, turns: Turns, fetches: Fetches) -> Self {
         let (now, uptime) = (Instant::now(), Uptime::now());
         let mut idleness = Idleness::new(terms.idle_after(), now);
         if let Some(until) = terms.awake_until(&uptime) {
@@ -144,6 +146,7 @@ impl Rest {
             place: None,
             turn: None,
             turns,
+            fetches,
             tenant,
         };
         rest.show(Vec::new());
@@ -212,8 +215,9 @@ impl Rest {
     }
 
     /// It is being put there.
-    pub(crate) const fn stores(&mut self) {
-        (self.stores, self.store_at) = (true, None);
+    pub(crate) fn stores(&mut self) {
+        // Its place is in another line from there.
+        (self.stores, self.store_at, self.place) = (true, None, None);
     }
 
     /// Whether it was, since this was asked last.
@@ -312,9 +316,9 @@ impl Rest {
         }
     }
 
-    /// Waits until it is to be woken, and its turn has come among all that are. May be dropped and called
-    /// again.
-    pub(crate) async fn wake_due(&mut self) {
+    /// Waits until it is to be woken, and its turn has come among all that are; of one that is in the store,
+    /// among those that are got back. May be dropped and called again.
+    pub(crate) async fn wake_due(&mut self, stored: bool) {
         while self.place.is_none() {
             if !self.is_awaited() {
                 let Some((at, by_alarm)) = self.next_wake() else {
@@ -328,13 +332,33 @@ impl Rest {
                     continue;
                 }
             }
-            self.place = Some(self.turns.ask(&self.tenant));
+            self.place = Some(match stored {
+                true => self.fetches.ask(&self.tenant),
+                false => self.turns.ask(&self.tenant),
+            });
         }
+        self.turn_comes().await;
+        self.wanted = None;
+    }
+
+    /// It has been got back from the store: the next one is, and this one waits for its turn to be woken.
+    pub(crate) fn fetched(&mut self) {
+        self.turn = None;
+        self.place = Some(self.turns.ask(&self.tenant));
+    }
+
+    /// Whether it waits for its turn.
+    pub(crate) const fn is_in_line(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Waits until its turn has come. May be dropped and called again.
+    pub(crate) async fn turn_comes(&mut self) {
         if let Some(place) = &mut self.place {
             // Turns do not end before those who wait for them.
             self.turn = place.await.ok();
         }
-        (self.place, self.wanted) = (None, None);
+        self.place = None;
     }
 
     /// It is not being woken, or its guest runs by now: others' turns come, wherever it gets to.

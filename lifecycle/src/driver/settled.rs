@@ -100,7 +100,7 @@ impl Task {
                 {
                     self.rest.want(by);
                 }
-                () = self.rest.wake_due(), if state.is_rest() => self.begin_to_wake(),
+                () = self.rest.wake_due(state == State::Suspended), if state.is_rest() => self.begin_to_wake(),
             }
         }
         true

@@ -95,9 +95,19 @@ impl Task {
             return Some(Err(self.step(Act::Fetch, error)));
         }
         let got = {
-            let (vault, files) =
-                (self.vault.clone(), self.acts.hypervisors().files_to_fetch(&self.record));
-            let getting = vault.get(&stored, &files);
+            let files = self.acts.hypervisors().files_to_fetch(&self.record);
+            let (vault, fetches, name) =
+                (self.vault.clone(), self.rest.fetches.clone(), self.record.name.clone());
+            let failed = |source: vault::Error| {
+                let (doing, name) = (Act::Fetch.doing(), name.clone());
+                Error::Step { doing, name, source: source.into() }
+            };
+            let getting = async {
+                let needs = vault.needs(&stored, &files).await.map_err(failed)?;
+                let paths = files.iter().map(|file| file.path.clone());
+                let _room = fetches.hold(paths.zip(needs).collect()).await?;
+                vault.get(&stored, &files).await.map_err(failed)
+            };
             tokio::pin!(getting);
             tokio::select! {
                 biased;
@@ -109,8 +119,14 @@ impl Task {
             self.heed_end();
         }
         Some(match got? {
-            Ok(()) => self.take_back(stored).await,
-            Err(error) => Err(self.step(Act::Fetch, error)),
+            Ok(()) => {
+                let taken = self.take_back(stored).await;
+                if taken.is_ok() {
+                    self.rest.fetched();
+                }
+                taken
+            }
+            Err(error) => Err(error),
         })
     }
 

@@ -130,3 +130,18 @@ async fn what_is_in_another_store_says_where() {
     let error = room.vault.get(&other, &room.files("back")).await.unwrap_err().to_string();
     assert!(error.contains("s3://other") && error.contains("store.url"), "{error}");
 }
+
+/// Promise 77. Holes and zeros need nothing, whatever the file's length; a list of an earlier version says the length.
+#[tokio::test]
+async fn what_is_kept_says_how_much_it_needs_to_come_back() {
+    let room = Room::new();
+    let given = room.write();
+    let stored = room.vault.put("1-a", serde_json::json!({}), &given).await.unwrap();
+    let needs = room.vault.needs(&stored, &room.files("got")).await.unwrap();
+    assert!((3 << 20..(3 << 20) + 4096).contains(&needs[0]), "{needs:?}");
+    assert!((9 << 20..(9 << 20) + 8192).contains(&needs[1]), "{needs:?}");
+    let before = r#"{ "length": 77, "bytes": 5, "sha256": "" }"#;
+    assert_eq!(serde_json::from_str::<Carried>(before).unwrap().needs(), 77);
+    let none = vec![File { name: "other", path: room.dir.path().join("other") }];
+    assert!(room.vault.needs(&stored, &none).await.unwrap_err().is_missing());
+}

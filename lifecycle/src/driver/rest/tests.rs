@@ -21,7 +21,7 @@ async fn a_byte_that_passes_after_it_was_found_idle_keeps_it_awake_unless_it_is_
         &defaults,
         Can { sleep: true, boot: true, store: true },
     );
-    let mut rest = Rest::new(terms, "acme".parse().unwrap(), Turns::new(1));
+    let mut rest = Rest::new(terms, "acme".parse().unwrap(), Turns::new(1), fetches());
     let last = Instant::now() + second;
     tokio::time::advance(after + second).await;
     assert!(matches!(rest.look(last, None), Due::Sleep), "control: it is idle");
@@ -33,8 +33,12 @@ async fn a_byte_that_passes_after_it_was_found_idle_keeps_it_awake_unless_it_is_
     assert!(!rest.is_disturbed(came), "who asks for its sleep means it");
 }
 
+fn fetches() -> Fetches {
+    Fetches::new(std::path::Path::new("/"), 0)
+}
+
 fn rest() -> Rest {
-    Rest::new(Terms::none(), "acme".parse().unwrap(), Turns::new(1))
+    Rest::new(Terms::none(), "acme".parse().unwrap(), Turns::new(1), fetches())
 }
 
 fn alarm(rest: &mut Rest, left: Duration) {
@@ -44,7 +48,7 @@ fn alarm(rest: &mut Rest, left: Duration) {
 /// How long it is until it is woken by itself.
 async fn woken(rest: &mut Rest) -> u64 {
     let began = Instant::now();
-    rest.wake_due().await;
+    rest.wake_due(false).await;
     began.elapsed().as_secs()
 }
 
@@ -66,7 +70,7 @@ async fn an_alarm_takes_nothing_of_the_budget_of_bytes_and_is_said_to_be_why() {
         rest.runs(true);
     }
     rest.want(Wanted::Data);
-    assert!(tokio::time::timeout(Duration::from_secs(1), rest.wake_due()).await.is_err());
+    assert!(tokio::time::timeout(Duration::from_secs(1), rest.wake_due(false)).await.is_err());
     rest.glance(false);
     let shown = locked(&rest.shown).clone();
     assert_eq!(shown.wakes_because, Some("bytes came for it"));
@@ -92,7 +96,7 @@ async fn what_a_caller_says_on_its_stream_takes_nothing_of_the_budget_of_bytes()
     }
     rest.want(Wanted::Data);
     let second = Duration::from_secs(1);
-    assert!(tokio::time::timeout(second, rest.wake_due()).await.is_err(), "control");
+    assert!(tokio::time::timeout(second, rest.wake_due(false)).await.is_err(), "control");
     rest.want(Wanted::Caller);
     rest.want(Wanted::Data);
     assert_eq!((woken(&mut rest).await, rest.heeds()), (0, Some(Wanted::Data)));
@@ -112,5 +116,31 @@ async fn what_cannot_be_woken_is_tried_less_and_less_often_until_it_has_failed()
     rest.glance(false);
     assert_eq!(locked(&rest.shown).wakes_at, None);
     let never = Duration::from_secs(86_400);
-    assert!(tokio::time::timeout(never, rest.wake_due()).await.is_err());
+    assert!(tokio::time::timeout(never, rest.wake_due(false)).await.is_err());
+}
+
+/// Promise 77. And who comes back takes its turn of waking when it is here.
+#[tokio::test(start_paused = true)]
+async fn who_is_got_back_from_the_store_keeps_no_turn_of_waking_from_others() {
+    let (turns, fetches, second) = (Turns::new(1), fetches(), Duration::from_secs(1));
+    let sandbox = |tenant: &str| {
+        Rest::new(Terms::none(), tenant.parse().unwrap(), turns.clone(), fetches.clone())
+    };
+    let (mut stored, mut other, mut asleep) = (sandbox("a"), sandbox("b"), sandbox("c"));
+    for one in [&mut stored, &mut other, &mut asleep] {
+        one.want(Wanted::Caller);
+    }
+    stored.wake_due(true).await;
+    tokio::time::timeout(second, asleep.wake_due(false)).await.expect("it has the turn");
+    tokio::time::timeout(second, other.wake_due(true)).await.expect("two are got back at once");
+    let mut third = sandbox("d");
+    third.want(Wanted::Caller);
+    assert!(tokio::time::timeout(second, third.wake_due(true)).await.is_err(), "and no more");
+    stored.fetched();
+    assert!(stored.is_in_line());
+    tokio::time::timeout(second, third.wake_due(true)).await.expect("its turn");
+    assert!(tokio::time::timeout(second, stored.turn_comes()).await.is_err(), "one is woken");
+    asleep.runs(true);
+    tokio::time::timeout(second, stored.turn_comes()).await.expect("its turn");
+    assert!(!stored.is_in_line());
 }
