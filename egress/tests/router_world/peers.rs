@@ -1,6 +1,7 @@
 //! Origins on the internet and clients in the guest: TLS, HTTP, and bytes.
 
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -105,4 +106,10 @@ pub(crate) async fn until(mut holds: impl FnMut() -> bool) {
         }
     })
     .await;
+}
+
+/// Has the host's networks changed.
+pub(crate) fn run_ip(args: &[&str]) {
+    let out = Command::new("ip").args(args).output().expect("ip runs");
+    assert!(out.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&out.stderr));
 }

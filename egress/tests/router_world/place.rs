@@ -22,7 +22,7 @@ use policy::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
-use crate::peers::{PATIENCE, until};
+use crate::peers::{PATIENCE, run_ip, until};
 
 /// The sandbox's egress address; the host has `.9` first, so that it is not the default choice.
 pub(crate) const EGRESS: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 10);
@@ -496,9 +496,4 @@ impl Drop for Land {
             let _ = Command::new("ip").args(["netns", "del", &netns]).output();
         }
     }
-}
-
-fn run_ip(args: &[&str]) {
-    let out = Command::new("ip").args(args).output().expect("ip runs");
-    assert!(out.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&out.stderr));
 }
