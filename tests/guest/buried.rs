@@ -11,7 +11,6 @@ use world::origin::port;
 use world::poll::eventually;
 
 use crate::asleep::Sleeper;
-use crate::machine::Machine;
 
 /// How long a guest may take to say what it heard.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,7 +31,7 @@ const PEERS: &str = "cat >/root/peers.py <<'E'\n\
     \x20   peer.recv(6, socket.MSG_WAITALL)\n\
     \x20   return peer\n\
     peers = [echoed() for _ in range(3)]\n\
-    with socket.create_server(('0.0.0.0', 7000)) as server:\n\
+    with socket.create_server(('0.0.0.0', 7001)) as server:\n\
     \x20   open(f'/run/listens.{name}', 'w').close()\n\
     \x20   peers.append(server.accept()[0])\n\
     for peer in peers: threading.Thread(target=wait, args=(peer,)).start()\n\
@@ -52,7 +51,7 @@ fn wait(sleeper: &Sleeper, site: &Site, round: &str) {
         site.ip,
         until(&format!("/run/listens.{round}"))
     ));
-    let mut connect = sleeper.world.daemon().command(&["connect", &sleeper.name, "7000"]);
+    let mut connect = sleeper.world.daemon().command(&["connect", &sleeper.name, "7001"]);
     connect.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     // It ends with its daemon.
     let mut connect = connect.spawn().expect("run postern");
@@ -88,12 +87,12 @@ fn heard(sleeper: &Sleeper, round: &str) {
 /// Promise 41. Attack K01.
 #[test]
 fn a_guest_that_slept_while_its_daemon_ended_hears_what_ended_with_it_and_the_audit_says_so_once() {
-    let world = Machine::world();
-    let site = world.site("echo");
-    let policy = world.dir().join("buried.toml");
+    let sleeper = Sleeper::turn();
+    let site = sleeper.world.site("echo");
     let rule = format!("[[rule]]\nallow = [\"{}\"]\nports = [{}]\n", site.ip, port::ECHO);
-    std::fs::write(&policy, rule).expect("write the policy");
-    let sleeper = Sleeper::boot_in(world, &["--policy", &policy.to_string_lossy()]);
+    let rule = ["-H", "content-type: application/toml", "--data-binary", &rule];
+    let path = format!("/v1/sandboxes/{}/policy", sleeper.name);
+    assert_eq!(sleeper.world.api("PUT", &path, &rule).status, 200);
     sleeper.sh(PEERS);
     let restart = || sleeper.world.daemon().start(&sleeper.world.host);
 

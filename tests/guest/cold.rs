@@ -1,7 +1,7 @@
 //! A real guest of which nothing is left but its disk: it boots from that as another incarnation, and what
 //! ended by itself does not.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use fault::Point;
@@ -11,6 +11,7 @@ use world::World;
 use world::machine::image;
 
 use crate::asleep::{Caller, PATIENCE, Sleeper};
+use crate::machine::Machine;
 
 /// A world whose image is a folder of its own, which a test may build anew.
 fn world_of_its_own_image() -> (World, PathBuf) {
@@ -22,13 +23,7 @@ fn world_of_its_own_image() -> (World, PathBuf) {
         let copied = Command::new("cp").args(words).arg(from).arg(to).status();
         assert!(copied.expect("cp").success());
     }
-    // A wake that boots takes as long as a creation.
-    (World::with(&sleepless(&folder)), folder)
-}
-
-fn sleepless(image: &Path) -> String {
-    let image = image.display().to_string();
-    format!("[sleep]\non_idle = \"never\"\nwake_timeout = \"90s\"\n[qemu]\nimage = {image:?}\n")
+    (Machine::world_of(&folder), folder)
 }
 
 impl Sleeper {
@@ -142,7 +137,7 @@ fn a_guest_whose_memory_is_lost_boots_from_its_disk_as_another_incarnation() {
 /// Promise 65.
 #[test]
 fn where_a_boot_from_the_disk_is_refused_a_guest_without_its_memory_has_failed() {
-    let sleeper = Sleeper::boot_in(World::with(&sleepless(&image())), &["--cold-boot", "refused"]);
+    let sleeper = Sleeper::boot(&["--cold-boot", "refused"]);
     sleeper.host_starts_anew("another");
     let shown = sleeper.shown();
     assert_eq!((&shown["state"], &shown["cold_boots"]), (&"failed".into(), &0.into()), "{shown}");

@@ -72,7 +72,7 @@ impl Sleeper {
 /// Promise 63.
 #[test]
 fn a_guest_that_is_killed_on_its_way_sleeps_or_has_failed_and_leaves_nothing() {
-    let sleeper = Sleeper::boot(&[]);
+    let sleeper = Sleeper::turn().taken();
     let cases = [
         // Its state is not whole until it has its name.
         ("standby", Point::QemuStateNamed, Then::Sleeps),
@@ -117,7 +117,7 @@ fn a_guest_that_is_killed_on_its_way_sleeps_or_has_failed_and_leaves_nothing() {
 /// Promise 63. Attack P56. The daemon dies between a policy write and the sleep, and during it.
 #[test]
 fn a_policy_that_was_put_before_daemons_died_is_in_force_after_sleep_and_wake() {
-    let sleeper = Sleeper::boot(&[]);
+    let sleeper = Sleeper::turn().taken();
     let world = &sleeper.world;
     let (first, put) = (world.site("first"), world.site("put"));
     let path = format!("/v1/sandboxes/{}/policy", sleeper.name);

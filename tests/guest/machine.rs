@@ -1,6 +1,7 @@
 //! The guest of these tests: what it is allowed to reach.
 
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use world::machine;
@@ -26,7 +27,16 @@ impl Deref for Machine {
 impl Machine {
     /// A world that has the guest image.
     pub(crate) fn world() -> World {
-        World::of_machines(&machine::image(), "")
+        Self::world_of(&machine::image())
+    }
+
+    /// The same with this image. A wake takes long on a busy machine, and one that boots as long as a creation.
+    pub(crate) fn world_of(image: &Path) -> World {
+        let image = image.display().to_string();
+        World::with(&format!(
+            "[sleep]\non_idle = \"never\"\nwake_timeout = \"90s\"\n\
+             [qemu]\nboot_timeout = \"3m\"\nimage = {image:?}\n"
+        ))
     }
 
     pub(crate) fn boot() -> Self {

@@ -49,7 +49,7 @@ impl Night {
         let world = World::without_daemon(&format!(
             "memory_dir = \"{DIRECTORY_PREFIX}-{}-memory\"\n\
              [api]\nconnections = {}\n[limits]\nstate_reserve = \"0\"\n\
-             [sleep]\non_idle = \"never\"\n[qemu]\nimage = \"{}\"\n",
+             [sleep]\non_idle = \"never\"\n[qemu]\nboot_timeout = \"3m\"\nimage = \"{}\"\n",
             std::process::id(),
             CROWD + 100,
             image().display(),

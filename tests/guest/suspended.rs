@@ -6,18 +6,9 @@ use std::path::PathBuf;
 
 use fault::{On, Point};
 use serde_json::Value;
-use world::World;
-use world::machine::image;
 use world::poll::eventually;
 
 use crate::asleep::{PATIENCE, Sleeper};
-
-fn world() -> World {
-    let image = image().display().to_string();
-    World::with(&format!(
-        "[sleep]\non_idle = \"never\"\nwake_timeout = \"90s\"\n[qemu]\nimage = {image:?}\n"
-    ))
-}
 
 impl Sleeper {
     /// What the store has, by key.
@@ -57,7 +48,7 @@ impl Sleeper {
 /// Promise 69. Attack K01.
 #[test]
 fn a_guest_in_the_store_comes_back_as_it_was_whenever_the_daemon_died_on_the_way() {
-    let sleeper = Sleeper::boot_in(world(), &[]);
+    let sleeper = Sleeper::turn().taken();
     sleeper.sh("echo written >/root/kept");
     let boot = sleeper.sh("cat /proc/sys/kernel/random/boot_id");
     let (counter, mut at) = sleeper.count();
@@ -138,7 +129,7 @@ fn a_guest_in_the_store_comes_back_as_it_was_whenever_the_daemon_died_on_the_way
 #[test]
 fn an_idle_guest_goes_to_the_store_by_itself_and_is_gone_there_with_its_sandbox() {
     let words = ["--on-idle", "suspend", "--idle-after", "4s"];
-    let sleeper = Sleeper::boot_in(world(), &words);
+    let sleeper = Sleeper::boot(&words);
     let (counter, _) = sleeper.count();
     sleeper.until(&["suspended"], "it is idle");
     assert_eq!(sleeper.count().0, counter, "a command wakes it");

@@ -71,8 +71,11 @@ impl World {
     /// the section `[qemu]`.
     #[must_use]
     pub fn of_machines(image: &Path, qemu: &str) -> Self {
-        let image = image.display().to_string();
-        Self::with(&format!("[sleep]\non_idle = \"never\"\n[qemu]\nimage = {image:?}\n{qemu}"))
+        let mut all: toml::Table = qemu.parse().expect("TOML");
+        // On a busy machine without KVM a boot takes long.
+        all.entry("boot_timeout").or_insert_with(|| "3m".into());
+        all.insert("image".into(), image.display().to_string().into());
+        Self::with(&format!("[sleep]\non_idle = \"never\"\n[qemu]\n{all}"))
     }
 }
 

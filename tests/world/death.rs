@@ -428,7 +428,7 @@ fn a_panic_in_a_connection_ends_that_connection_only_and_is_counted() {
         // More often than there are places.
         for _ in 0..=FLOWS {
             world.daemon().arm(point, "panic");
-            let failed = guest.curl(&["-m", "5", &format!("https://{}/", api.name)]);
+            let failed = guest.curl(&[&format!("https://{}/", api.name)]);
             assert_ne!(failed.status, 200, "{}", point.name());
             assert_ne!(failed.code, 28, "{}: it is told at once", point.name());
             assert!(world.daemon().was_struck(), "{}", point.name());
