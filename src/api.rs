@@ -139,6 +139,7 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(snapshots::show, snapshots::remove))
         .routes(routes!(snapshots::take))
         .routes(routes!(snapshots::clone))
+        .routes(routes!(snapshots::roll_back))
         .routes(routes!(policies::of_sandbox, policies::set_of_sandbox))
         .routes(routes!(policies::add_to_sandbox))
         .routes(routes!(policies::set_mode_of_sandbox))

@@ -111,6 +111,8 @@ enum Errand {
     Snapshots(snapshots::List),
     /// Make a sandbox that goes on from a snapshot.
     Clone(snapshots::Clone),
+    /// Take a sandbox back to a snapshot.
+    Rollback(snapshots::RollBack),
     /// Keep a sandbox awake for a time.
     KeepAwake(rest::KeepAwake),
     /// Let a sandbox live on.
@@ -174,6 +176,7 @@ impl Errand {
             Self::Snapshot(take) => take.run(client, screen).await?,
             Self::Snapshots(list) => list.run(client, screen).await?,
             Self::Clone(clone) => clone.run(client, screen).await?,
+            Self::Rollback(back) => back.run(client, screen).await?,
             Self::KeepAwake(keep) => keep.run(client, screen).await?,
             Self::Renew(renew) => renew.run(client, screen).await?,
             Self::Connect(connect) => connect.run(client).await?,
@@ -257,6 +260,7 @@ mod tests {
             "postern snapshots demo --json",
             "postern clone before-lunch demo-2 --allow api.github.com --ttl 2h",
             "postern clone before-lunch demo-2 --policy p.toml --json",
+            "postern rollback demo before-lunch",
             "postern keep-awake demo --for 10m",
             "postern renew demo",
             "postern renew demo --ttl 2h",

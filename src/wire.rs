@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use crate::problem::Problem;
 use crate::units::{Moment, Size, Span};
 
-pub use crate::wire::snapshots::{MakeClone, Snapshot, Snapshots, TakeSnapshot};
+pub use crate::wire::snapshots::{MakeClone, RollBack, Snapshot, Snapshots, TakeSnapshot};
 pub use crate::wire::usage::{Carried, Usage, UsageBy, Used};
 
 /// The tenant of who names none.

@@ -41,6 +41,8 @@ pub enum On {
     Forget,
     /// A sandbox is made of a snapshot.
     Clone,
+    /// A sandbox goes back to a snapshot.
+    Rollback,
     /// A policy is written.
     Policy,
     /// Records are written to the audit.
@@ -153,6 +155,10 @@ points! {
     SnapshotForgotten Forget,
     CloneToInsert Clone,
     CloneInserted Clone,
+    GuestToRewind Rollback,
+    RewindToNote Rollback,
+    RewindNoted Rollback,
+    GuestRewound Rollback,
     ProcessToStop Remove,
     QemuKilled RemoveQemu,
     ProcessStopped Remove,

@@ -93,7 +93,7 @@ impl Acts {
             Act::Unpause => self.unpause(record).await,
             Act::DropLocal => self.hypervisors.drop_local(record).await.map_err(boxed),
             // Not of what is here: the driver does these.
-            Act::BeginAnew | Act::Copy | Act::Store | Act::Fetch => Ok(()),
+            Act::BeginAnew | Act::Copy | Act::Rewind | Act::Store | Act::Fetch => Ok(()),
             Act::Refresh => self.refresh(record).await,
             Act::Release => self.router.release(record.slot).await.map_err(boxed),
             Act::Discard => self.discard(record).await,

@@ -6,6 +6,7 @@ mod handle;
 mod heed;
 mod rest;
 mod settled;
+mod rewound;
 mod copied;
 mod stored;
 
@@ -29,6 +30,7 @@ use crate::machine::{Act, Left, Machine};
 use crate::night::{Alarm, Night};
 use crate::policies::Policies;
 use crate::reason::Reason;
+use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::store::{Record, Store};
 use crate::stuck::Stuck;
@@ -39,6 +41,7 @@ pub(crate) use crate::driver::handle::{End, Handle};
 pub(crate) use crate::driver::heed::LONGEST_LEASE;
 pub use crate::driver::rest::Call;
 pub(crate) use crate::driver::rest::{Calls, Reply, Rest, Shown};
+pub(crate) use crate::driver::rewound::Moment;
 pub(crate) use crate::driver::stored::release;
 
 /// How often a running process is looked at.
@@ -76,6 +79,8 @@ pub(crate) enum Verb {
     Suspend(Reply),
     /// A snapshot of it is to be taken, of this name.
     Snapshot(SnapshotName, Reply),
+    /// It is to go back to this snapshot, and run.
+    RollBack(Box<Snapshot>, Reply),
     /// It is to be awake for so long.
     KeepAwake(Duration, Reply),
     /// It is to live so long from now, or as long as it was given.
@@ -100,6 +105,8 @@ pub(crate) struct Task {
     /// Snapshots of it that are wanted.
     pub(crate) copies: VecDeque<Wanted>,
     pub(crate) stuck: Stuck,
+    /// Moments that it is to go back to.
+    pub(crate) rewinds: VecDeque<Moment>,
     pub(crate) tab: Tab,
     /// Where it rested last.
     pub(crate) arrived: Option<State>,
@@ -174,6 +181,7 @@ impl Task {
             let done = match act {
                 Act::BeginAnew => Some(self.begin_anew().await),
                 Act::Copy => self.copy_away().await,
+                Act::Rewind => self.rewind().await,
                 Act::Store => self.store_away().await,
                 Act::Fetch => self.fetch().await,
                 _ => self.perform(act).await,

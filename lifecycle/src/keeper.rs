@@ -314,6 +314,7 @@ impl Keeper {
             rest,
             copies: VecDeque::new(),
             stuck: crate::stuck::Stuck::new(Instant::now()),
+            rewinds: VecDeque::new(),
             tab,
             arrived: None,
             booted,

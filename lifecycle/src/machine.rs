@@ -49,6 +49,8 @@ pub(crate) struct Machine {
     forced: bool,
     /// What it is, is to be copied once it sleeps; until then nobody wakes it.
     copies: bool,
+    /// It is to go back to what the store has of an earlier moment.
+    rewinds: bool,
 }
 
 /// How often undoing one thing is tried before it is left behind.
@@ -66,6 +68,7 @@ impl Machine {
             left: Left::Nothing,
             forced: false,
             copies: false,
+            rewinds: false,
         }
     }
 
@@ -96,11 +99,13 @@ impl Machine {
         let made = &self.made;
         let stuck = matches!(self.left, Left::Process);
         match self.goal {
+            Goal::Run | Goal::Sleep | Goal::Suspend if self.rewinds => Some(Act::Rewind),
             Goal::Run | Goal::Sleep | Goal::Suspend
                 if made.stored && (made.process || made.open || stuck) =>
             {
                 Some(Act::Discard)
             }
+            Goal::Run if made.over => Some(Act::LowerFence),
             Goal::Run if made.stored => Some(Act::Fetch),
             Goal::Run if made.cold => Some(self.next_to_boot(stuck)),
             Goal::Run if self.is_asleep() && !made.process => Some(self.next_to_load()),
@@ -225,6 +230,19 @@ impl Machine {
         }
     }
 
+    /// It is to go back to an earlier moment: one that runs undisturbed, or rests asleep, wherever that is.
+    pub(crate) const fn rewind(&mut self) {
+        let sleeps = matches!(self.goal, Goal::Sleep | Goal::Suspend)
+            && self.is_asleep()
+            && self.next().is_none();
+        self.rewinds = self.is_up() || sleeps;
+    }
+
+    /// It does not go back: it is what it was.
+    pub(crate) const fn stay_as_it_is(&mut self) {
+        self.rewinds = false;
+    }
+
     /// One that sleeps, with nothing left to do, is to be put into the store.
     pub(crate) const fn suspend(&mut self) {
         if matches!(self.goal, Goal::Sleep) && self.made.saved && self.next().is_none() {
@@ -250,7 +268,7 @@ impl Machine {
         let made = &mut self.made;
         (made.saved, made.cold, made.fresh, made.fence) = (false, true, false, true);
         (made.paused, made.kept, made.held, made.stale) = (false, false, false, false);
-        (made.owed, made.told) = (false, false);
+        (made.owed, made.told, made.over) = (false, false, false);
         self.turn(Goal::Run);
     }
 
@@ -271,18 +289,19 @@ impl Machine {
     const fn back_to_sleep(&mut self) {
         // The next one who boots it is another incarnation again, behind a fence of its own.
         self.made.fresh = false;
-        self.made.fence |= self.made.cold;
+        self.made.fence |= self.made.cold || self.made.over;
         self.turn(if self.made.stored { Goal::Suspend } else { Goal::Sleep });
     }
 
-    /// Whether it is on its way from its disk alone.
+    /// Whether it is on its way to be another incarnation.
     const fn begins_anew(&self) -> bool {
-        self.made.cold && matches!(self.goal, Goal::Run)
+        (self.made.cold || self.made.over) && matches!(self.goal, Goal::Run)
     }
 
     const fn turn(&mut self, goal: Goal) {
         self.goal = goal;
         self.copies &= matches!(goal, Goal::Sleep);
+        self.rewinds = false;
         if matches!(goal, Goal::Fail | Goal::Remove) {
             // One that sleeps may be kept by somebody else, who is to hear of its end.
             self.made.process |= self.is_asleep();

@@ -13,7 +13,7 @@ use crate::api::caller::Caller;
 use crate::api::sandboxes::rfc3339;
 use crate::api::{Api, label, rest};
 use crate::problem::{ErrorBody, Problem};
-use crate::wire::{MakeClone, Sandbox, Snapshot, Snapshots, TakeSnapshot};
+use crate::wire::{MakeClone, RollBack, Sandbox, Snapshot, Snapshots, TakeSnapshot};
 
 /// The snapshots that the caller may see, by name: of all sandboxes, or of one, there or not.
 #[utoipa::path(
@@ -139,6 +139,29 @@ pub(crate) async fn clone(
     let made = made.map_err(|error| caller.told(error))?;
     let made = Sandbox { notes, ..api.shown(&caller, &made) };
     Ok((StatusCode::CREATED, Answer(made)).into_response())
+}
+
+/// Takes a sandbox back to a snapshot of its own size and tenant, and answers once it runs: as another incarnation,
+/// with the memory, processes and disk of then. Its connections of now are ended on both sides; its policy stays.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{name}/rollback", tag = "snapshots", operation_id = "roll_back",
+    params(("name" = String, Path, description = "The sandbox.")),
+    request_body = RollBack,
+    responses(
+        (status = 200, description = "It runs, as it was then.", body = Sandbox),
+        (status = "default", description = "Refused, and it is as it was; or its incarnation has moved, and it sleeps, with the reason.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn roll_back(
+    State(api): State<Api>,
+    caller: Caller,
+    Named(name): Named,
+    body::Json(wanted): body::Json<RollBack>,
+) -> Result<Answer<Sandbox>, Problem> {
+    let found = api.sandbox(&caller, &name)?;
+    let to = api.snapshot(&caller, wanted.snapshot.as_str()).await?;
+    let back = api.0.keeper.roll_back(&found, &to, &caller.actor()).await;
+    back.map(|back| Answer(api.shown(&caller, &back))).map_err(|error| caller.told(error))
 }
 
 impl Api {

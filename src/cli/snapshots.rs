@@ -1,4 +1,4 @@
-//! `postern snapshot`, `snapshots` and `clone`.
+//! `postern snapshot`, `snapshots`, `clone` and `rollback`.
 
 use http::{HeaderMap, Method};
 use policy::{SandboxName, SnapshotName};
@@ -49,6 +49,24 @@ pub(crate) struct Clone {
     policy: GivenPolicy,
     #[command(flatten)]
     terms: GivenTerms,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RollBack {
+    /// The sandbox.
+    name: SandboxName,
+    /// The snapshot.
+    snapshot: SnapshotName,
+}
+
+impl RollBack {
+    pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
+        let path = format!("/v1/sandboxes/{}/rollback", self.name);
+        let wanted = wire::RollBack { snapshot: self.snapshot };
+        let back: Sandbox = client.post(&path, &wanted).await?;
+        let to = wanted.snapshot;
+        screen.either(&back, |back| format!("{} is {}, as it was at {to}", back.name, back.state))
+    }
 }
 
 impl Take {

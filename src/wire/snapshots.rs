@@ -49,6 +49,15 @@ pub struct Snapshots {
     pub snapshots: Vec<Snapshot>,
 }
 
+/// A moment to go back to.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RollBack {
+    /// The snapshot.
+    #[schema(value_type = String, example = "before-lunch")]
+    pub snapshot: SnapshotName,
+}
+
 /// A sandbox to make of a snapshot.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -158,3 +158,78 @@ fn a_snapshot_leaves_its_guest_as_it_was_and_clones_of_it_go_on_from_there_as_ot
         world.cli(&["rm", clone]).ok();
     }
 }
+
+/// Promise 72.
+#[test]
+fn a_guest_goes_back_to_a_snapshot_whole_and_nothing_of_what_it_was_goes_on() {
+    let sleeper = Sleeper::boot_in(world(), &[]);
+    let (world, name) = (&sleeper.world, sleeper.name.as_str());
+    let incarnation = || sleeper.shown()["incarnation"].as_u64().expect("a number");
+    let write =
+        |what: &str| sleeper.sh(&format!("echo {what} >/root/kept; echo {what} >/run/kept"));
+    let kept = || sleeper.sh("cat /root/kept /run/kept");
+    const DRAWN: &str = "cat /proc/sys/kernel/random/uuid";
+    write("then");
+    let (counter, first) = (sleeper.count().0, incarnation());
+    world.cli(&["snapshot", name, "then"]).ok();
+    write("now");
+    let mut caller = Caller::of(&sleeper);
+    assert_eq!(caller.say(b"before\n"), "BEFORE\n");
+    // What is damaged changes nothing.
+    let [memory] = &sleeper
+        .kept()
+        .iter()
+        .map(|key| key.join("memory"))
+        .filter(|it| it.exists())
+        .collect::<Vec<_>>()[..]
+    else {
+        panic!("one snapshot")
+    };
+    let whole = std::fs::read(memory).expect("there");
+    let mut damaged = whole.clone();
+    *damaged.last_mut().expect("not empty") ^= 1;
+    std::fs::write(memory, damaged).expect("written");
+    let refused = world.cli(&["rollback", name, "then"]);
+    assert!(refused.code != 0 && refused.stderr.contains("damaged"), "{refused:?}");
+    assert_eq!((kept().as_str(), incarnation()), ("now\nnow", first));
+    assert_eq!(caller.say(b"after\n"), "AFTER\n", "it runs on as it was");
+    std::fs::write(memory, whole).expect("mended");
+
+    let mut drawn = Vec::new();
+    let mut back = |what: &str| {
+        assert_eq!((kept().as_str(), sleeper.count().0), ("then\nthen", counter), "{what}");
+        let uuid = sleeper.sh(DRAWN);
+        assert!(!drawn.contains(&uuid), "{what}: {uuid} in {drawn:?}");
+        drawn.push(uuid);
+        assert_eq!(sleeper.processes(), 1, "{what}");
+    };
+    world.cli(&["rollback", name, "then"]).ok();
+    assert!(incarnation() > first);
+    back("of one that runs");
+    assert_eq!(caller.rest(), b"", "what was connected to the present has ended");
+    world.event_that(name, "of going back", |record| {
+        record["detail"].as_str().is_some_and(|it| it.contains("rolled back to snapshot then"))
+    });
+    write("now");
+    world.cli(&["standby", name]).ok();
+    world.cli(&["rollback", name, "then"]).ok();
+    back("of one that sleeps");
+
+    for (point, after) in [(Point::RewindToNote, false), (Point::RewindNoted, true)] {
+        write("now");
+        let (path, before) = (format!("/v1/sandboxes/{name}/rollback"), incarnation());
+        world.daemon().arm(point, "die");
+        world.daemon().request("POST", &path, &["--json", "{\"snapshot\":\"then\"}"]).attempt();
+        world.daemon().dies(point);
+        world.daemon().start(&world.host);
+        assert_eq!(incarnation() > before, after, "{}", point.name());
+        if after {
+            back(point.name());
+        } else {
+            assert_eq!(kept(), "now\nnow", "{}", point.name());
+        }
+    }
+    world.cli(&["rm", name]).ok();
+    world.cli(&["snapshot", "rm", "then"]).ok();
+    eventually("nobody has any of it", PATIENCE, || sleeper.kept().is_empty().then_some(()));
+}

@@ -106,6 +106,31 @@ pub(crate) async fn get(
     }
 }
 
+/// Reads a file that was put, and says whether it is that still.
+pub(crate) async fn check(
+    store: &dyn ObjectStore,
+    object: &Object,
+    carried: &Carried,
+) -> Result<(), Error> {
+    let (mut at, mut sum) = (0, Sha256::new());
+    while at < carried.bytes {
+        let end = carried.bytes.min(at.saturating_add(PIECE as u64));
+        let piece =
+            store.get_range(object, at..end).await.map_err(|error| missing_or(error, object))?;
+        if piece.is_empty() {
+            break;
+        }
+        at = at.saturating_add(piece.len() as u64);
+        // A moment for each piece, which is not kept.
+        sum.update(&piece);
+    }
+    if hex(&sum.finalize()) == carried.sha256 {
+        return Ok(());
+    }
+    let problem = "its sum is not the one it was written with".to_owned();
+    Err(Error::Damaged { object: object.to_string(), problem })
+}
+
 /// An upload that is given up when this is dropped.
 struct Begun(Option<Box<dyn MultipartUpload>>);
 

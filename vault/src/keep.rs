@@ -147,6 +147,19 @@ impl Vault {
         Ok(())
     }
 
+    /// Whether these files could be got back now: each is read whole, and none is written.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub async fn check(&self, stored: &Stored, files: &[File]) -> Result<(), Error> {
+        let list = self.list_of(stored).await?;
+        for file in files {
+            let object = self.object(&stored.key, file.name);
+            carry::check(&*self.store, &object, &self.listed(&list, stored, file)?.carried).await?;
+        }
+        Ok(())
+    }
+
     fn listed<'a>(
         &self,
         list: &'a List,

@@ -307,6 +307,15 @@ impl Hypervisors {
             return Ok(());
         }
         let machine = vmm::Machine { image: kept, ..describe(&self.config, record) };
+        // Whichever it was made from, its disk is above this one from here on.
+        for own in [&machine.kernel, &machine.initrd, &machine.base] {
+            match tokio::fs::remove_file(own).await {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(vmm::Error::File { act: "remove", path: own.clone(), source });
+                }
+                _ => {}
+            }
+        }
         self.qemu.keep_image(&machine).await
     }
 

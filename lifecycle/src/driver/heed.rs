@@ -111,6 +111,7 @@ impl Task {
                 }
             },
             Verb::Snapshot(name, reply) => self.want_copy(name, reply),
+            Verb::RollBack(to, reply) => self.want_back(*to, reply),
             Verb::KeepAwake(span, reply) => {
                 wished.terms.keep_awake(span, &Uptime::now());
                 wished.replies.push(reply);

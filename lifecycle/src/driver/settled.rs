@@ -63,6 +63,9 @@ impl Task {
             let stayed = state == State::Running && before == Some(State::Running);
             self.begin_to_copy(error.as_ref().filter(|_| stayed));
         }
+        if self.machine.next().is_none() {
+            self.begin_to_rewind();
+        }
         // Dropped with this: nobody lets a guest go on that is being paused.
         let mut looking = None;
         let mut look = tokio::time::interval(LOOK);
@@ -75,6 +78,9 @@ impl Task {
                     self.heed_queued(Some(verb)).await;
                     if self.machine.next().is_none() {
                         self.begin_to_copy(None);
+                    }
+                    if self.machine.next().is_none() {
+                        self.begin_to_rewind();
                     }
                 }
                 _ = look.tick() => {

@@ -6,9 +6,9 @@ use policy::audit::{Kind, Outcome};
 use policy::{AuditRecord, SandboxName, SnapshotName, TenantName};
 
 use crate::driver::{Verb, release};
-use crate::error::Error;
+use crate::error::{Error, Field};
 use crate::keeper::{Found, Keeper};
-use crate::sandbox::Actor;
+use crate::sandbox::{Actor, Sandbox};
 use crate::snapshot::Snapshot;
 
 impl Keeper {
@@ -42,6 +42,35 @@ impl Keeper {
     pub async fn find_snapshot(&self, name: &SnapshotName) -> Result<Snapshot, Error> {
         let found = self.0.store.snapshot(name).await?;
         found.ok_or_else(|| Error::NoSnapshot(name.to_string()))
+    }
+
+    /// Takes a sandbox back to a snapshot, of itself or of one that it was made of or like, and waits until it
+    /// runs: as another incarnation, without the connections of now, which are ended on both sides. The
+    /// snapshot is read whole first; where that fails nothing is changed.
+    pub async fn roll_back(
+        &self,
+        found: &Found,
+        to: &Snapshot,
+        actor: &Actor,
+    ) -> Result<Sandbox, Error> {
+        let record = found.record();
+        let refused = |problem: &str, fix: &str| {
+            Err(Error::Invalid(Field::new("snapshot", &to.name, problem, fix)))
+        };
+        if to.tenant != record.tenant {
+            return Err(Error::NoSnapshot(to.name.to_string()));
+        }
+        if (to.memory_mib, to.vcpus) != (record.memory_mib, record.vcpus) {
+            let problem = format!(
+                "has {} MiB and {} processors, and {} has {} and {}",
+                to.memory_mib, to.vcpus, record.name, record.memory_mib, record.vcpus
+            );
+            return refused(&problem, "give a snapshot of this sandbox, or `clone` this one");
+        }
+        let handle = self.asked(found, actor, &format!("rollback to snapshot {}", to.name));
+        let moment = Box::new(to.clone());
+        self.ask(handle, None, |reply| Verb::RollBack(moment, reply)).await?;
+        Ok(self.show(found))
     }
 
     /// Removes a snapshot. What goes on from it does so.

@@ -19,6 +19,8 @@ pub(crate) enum Act {
     Save,
     /// Put a copy of all that it is into the store.
     Copy,
+    /// Become another incarnation of what the store has of an earlier moment. What it is now is over then.
+    Rewind,
     /// Put all that it is into the store.
     Store,
     /// Give up the files of what the store has.
@@ -64,6 +66,7 @@ impl Act {
             Self::Checkpoint => "keeping the connections of",
             Self::Save => "saving the microVM of",
             Self::Copy => "taking a snapshot of",
+            Self::Rewind => "taking back",
             Self::Store => "putting into the store",
             Self::DropLocal => "dropping the local files of",
             Self::Fetch => "fetching from the store",
@@ -97,6 +100,7 @@ impl Act {
             Self::Checkpoint => (Point::ConnectionsToKeep, Point::ConnectionsKept),
             Self::Save => (Point::GuestToSave, Point::GuestSaved),
             Self::Copy => (Point::GuestToCopy, Point::GuestCopied),
+            Self::Rewind => (Point::GuestToRewind, Point::GuestRewound),
             Self::Store => (Point::GuestToStore, Point::GuestStored),
             Self::DropLocal => (Point::LocalToDrop, Point::LocalDropped),
             Self::Fetch => (Point::GuestToFetch, Point::GuestFetched),

@@ -19,6 +19,8 @@ pub(crate) struct Made {
     pub(crate) saved: bool,
     /// The store has all of it, and the journal says so; nothing of it has run since.
     pub(crate) stored: bool,
+    /// What it was is over, with its connections: it goes on from what the store has.
+    pub(crate) over: bool,
     /// There may be files of it here beside what the store has.
     pub(crate) strewn: bool,
     /// Nothing of it is left but its disk, from which it boots: whatever process there is, is none yet.
@@ -50,6 +52,7 @@ impl Made {
         kept: false,
         saved: false,
         stored: false,
+        over: false,
         strewn: false,
         cold: false,
         fresh: false,

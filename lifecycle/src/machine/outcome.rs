@@ -46,6 +46,17 @@ impl Machine {
                 made.strewn = true;
             }
             Act::Copy => self.copies = false,
+            Act::Rewind => {
+                (made.saved, made.cold, made.fresh) = (false, false, false);
+                (made.stored, made.strewn, made.over) = (true, true, true);
+                // What may be there of its fence goes, and its connections with it.
+                (made.fence, made.held, made.stale) = (true, false, false);
+                (made.kept, made.checked) = (false, false);
+                // Its guest believes in those that it had then.
+                (made.owed, made.told) = (true, false);
+                self.woken = true;
+                self.turn(Goal::Run);
+            }
             Act::DropLocal => made.strewn = false,
             Act::Fetch => {
                 made.saved = true;
@@ -85,7 +96,7 @@ impl Machine {
                     self.left = Left::Network;
                 }
             }
-            Act::LowerFence => made.fence = false,
+            Act::LowerFence => (made.fence, made.over) = (false, false),
             Act::DeleteTap => made.tap = false,
             Act::DropMemory => made.memory = false,
             Act::RemoveFiles => made.files = false,
@@ -136,6 +147,7 @@ impl Machine {
             Act::OpenTap | Act::CheckFence => self.again_or(Self::back_to_sleep),
             // It sleeps as it did.
             Act::Copy => self.copies = false,
+            Act::Rewind => self.rewinds = false,
             // It is here as it was.
             Act::Store => self.turn(Goal::Sleep),
             Act::DropLocal => self.again_or(|it| it.done(act)),

@@ -57,6 +57,7 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
             4..=7 => machine.wake(),
             9..=11 => machine.suspend(),
             12 => machine.stay(),
+            15 if world.snapshot.is_some() => machine.rewind(),
             13..=14 => {
                 machine.copy();
                 world.copying |= machine.copies;
@@ -64,7 +65,8 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
             8 if step > 60 => machine.remove(),
             _ => {}
         }
-        if world.runs() && chance.of(2) == 0 {
+        world.over &= world.runs();
+        if world.runs() && !world.over && chance.of(2) == 0 {
             world.memory += 1;
             assert_eq!(world.state_of, None);
         }
@@ -132,6 +134,8 @@ fn live(seed: u64, met: &mut BTreeMap<(String, Fault), u64>) {
                 machine.used_up();
                 machine.failed(act);
             }
+            // It is one step in the journal, and failed before that.
+            Fault::After if act == Act::Rewind => machine.failed(act),
             Fault::After => {
                 let stored = world.stored;
                 world.perform(act);
@@ -212,7 +216,7 @@ fn arrive(world: &mut World, machine: &mut Machine) {
     panic!("a state without an exit: {machine:?}");
 }
 
-/// Promises 63, 65, 69, 70.
+/// Promises 63, 65, 69, 70, 72.
 #[test]
 fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
     let mut met = BTreeMap::new();
@@ -243,6 +247,7 @@ fn no_schedule_of_wishes_faults_and_deaths_breaks_what_holds_at_any_time() {
         Act::Release,
         Act::BeginAnew,
         Act::Copy,
+        Act::Rewind,
         Act::Store,
         Act::DropLocal,
         Act::Fetch,

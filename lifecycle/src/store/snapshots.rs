@@ -11,7 +11,8 @@ use fault::Point;
 
 use crate::error::{Error, Field};
 use crate::snapshot::Snapshot;
-use crate::store::{Record, Store, enter, json, nights, note_stored};
+use crate::state::State;
+use crate::store::{Record, Store, advance, enter, json, nights, note_cold, note_stored, word};
 
 pub(super) const SNAPSHOTS: &str = "
     CREATE TABLE IF NOT EXISTS snapshot (
@@ -133,6 +134,35 @@ impl Store {
         .inspect(|_| fault::at(Point::CloneInserted))
     }
 
+    /// Writes that a sandbox is what this snapshot is, as another incarnation: what it was is over in the same
+    /// step. Gives its number; none where the snapshot is gone.
+    pub(crate) async fn rewind(&self, record: Record, to: &Snapshot) -> Result<Option<u64>, Error> {
+        let (snapshot, key) = (to.name.to_string(), to.stored.key.clone());
+        let done = self.run("noting that a sandbox goes back to a snapshot", move |store| {
+            let there = "SELECT 1 FROM snapshot WHERE name = ?1 AND key = ?2";
+            let found = store.query_row(there, params![snapshot, key], |_| Ok(())).optional()?;
+            if found.is_none() {
+                return Ok(None);
+            }
+            let name = record.name.as_str();
+            let incarnation = advance(store, "incarnation")?;
+            // The process stays noted: a next daemon has to end it.
+            store.execute(
+                "UPDATE sandbox SET incarnation = ?2, state = ?3, saved = NULL, reason = NULL
+                 WHERE name = ?1",
+                params![name, incarnation, word(&State::Suspended)],
+            )?;
+            note_stored(store, &record.name, record.stored.as_ref())?;
+            note_cold(store, &record.name, &record.cold)?;
+            nights::write(store, name, None, &record.night)?;
+            fault::at(Point::RewindToNote);
+            Ok(Some(incarnation))
+        });
+        let done = done.await?;
+        fault::at(Point::RewindNoted);
+        Ok(done)
+    }
+
     /// Whether a snapshot, or a sandbox other than this one, has this key.
     pub(crate) async fn is_held(
         &self,
@@ -212,7 +242,6 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
-    use crate::state::State;
     use crate::store::tests::record;
 
     fn snapshot(name: &str, number: u64, bytes: u64) -> Snapshot {
@@ -282,6 +311,26 @@ mod tests {
         assert!(!held("b").await && held("c").await, "only its own row has it");
         store.forget(&"b".parse().unwrap(), false).await.unwrap();
         assert!(!held("c").await);
+    }
+
+    /// Promise 72.
+    #[tokio::test]
+    async fn a_sandbox_that_goes_back_is_the_snapshot_in_one_step_or_is_what_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("postern.db")).unwrap();
+        let one = snapshot("one", 1, 1);
+        let first = store.insert(record("a", 1), "{}".to_owned()).await.unwrap().0;
+        store.note(&record("a", 1), State::Running, None).await.unwrap();
+        let then = || Record { stored: Some(one.stored.clone()), ..record("a", 1) };
+        let found = async || store.sandboxes().await.unwrap().remove(0);
+        assert_eq!(store.rewind(then(), &one).await.unwrap(), None, "there is no such snapshot");
+        let is = found().await;
+        assert_eq!((is.state, is.incarnation, is.stored), (State::Running, first, None));
+        store.keep_snapshot(&one, 9).await.unwrap();
+        let second = store.rewind(then(), &one).await.unwrap().expect("done");
+        let is = found().await;
+        assert_eq!((is.state, is.incarnation), (State::Suspended, second));
+        assert!(second > first && is.stored == Some(one.stored.clone()));
     }
 
     /// Promise 56. Its files are kept, for whoever mends it.

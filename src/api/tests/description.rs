@@ -31,7 +31,7 @@ fn the_description_is_whole() {
             }
         }
     }
-    assert_eq!(operations.len(), 33);
+    assert_eq!(operations.len(), 34);
     collect(&document, &mut references);
     assert!(!references.is_empty());
     for reference in references {

@@ -145,3 +145,25 @@ async fn what_is_kept_says_how_much_it_needs_to_come_back() {
     let none = vec![File { name: "other", path: room.dir.path().join("other") }];
     assert!(room.vault.needs(&stored, &none).await.unwrap_err().is_missing());
 }
+
+/// Promise 72.
+#[tokio::test]
+async fn what_could_not_be_got_back_is_told_before_it_is_needed() {
+    let room = Room::new();
+    let given = room.write();
+    let stored = room.vault.put("1-demo", serde_json::Value::Null, &given).await.unwrap();
+    room.vault.check(&stored, &given).await.expect("control: it could");
+    for name in ["memory", "state", LIST] {
+        let at = room.object("1-demo", name);
+        let whole = fs::read(&at).unwrap();
+        let mut bytes = whole.clone();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&at, bytes).unwrap();
+        let found = room.vault.check(&stored, &given).await;
+        assert!(matches!(found, Err(Error::Damaged { .. })), "{name}: {found:?}");
+        fs::remove_file(&at).unwrap();
+        let found = room.vault.check(&stored, &given).await;
+        assert!(found.is_err_and(|error| error.is_missing()), "{name}");
+        fs::write(&at, whole).unwrap();
+    }
+}

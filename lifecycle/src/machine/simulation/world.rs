@@ -47,6 +47,10 @@ pub(super) struct World {
     pub(super) booted: u64,
     /// A snapshot of it was wanted while it could be taken.
     pub(super) copying: bool,
+    /// A snapshot: its memory, and whether it had connections.
+    pub(super) snapshot: Option<(u64, bool)>,
+    /// What runs is what it was before it went back.
+    pub(super) over: bool,
     /// Its process would not end: its link goes down with its fence, and it reaches nothing.
     pub(super) shut: bool,
 }
@@ -112,6 +116,17 @@ impl World {
                 assert_eq!(self.state_of, Some(self.memory), "another memory is copied");
                 assert!(self.copying, "nobody wants it");
                 self.copying = false;
+                self.snapshot = Some((self.memory, self.values || self.facing));
+            }
+            Act::Rewind => {
+                let (memory, connected) = self.snapshot.expect("a snapshot");
+                (self.store, self.stored, self.memory) = (Some(memory), true, memory);
+                (self.state_of, self.cold, self.booting) = (None, false, false);
+                self.incarnation += 1;
+                // With what is left of the connections of then, in one step.
+                (self.noted, self.written, self.remembered) = (Some(State::Suspended), true, true);
+                self.unheard = connected;
+                self.over = !self.processes.is_empty();
             }
             Act::Store => {
                 assert!(self.processes.is_empty(), "stored while it may run");
@@ -124,6 +139,7 @@ impl World {
                 (self.state_of, self.unusable, self.backing) = (None, false, false);
             }
             Act::Fetch => {
+                assert!(!self.over && !self.facing, "what it was goes on");
                 assert_eq!(self.store, Some(self.memory), "another memory comes back");
                 (self.state_of, self.backing) = (self.store, true);
                 (self.unusable, self.stored) = (false, false);
@@ -165,7 +181,9 @@ impl World {
                 (self.held, self.facing) = (false, true);
             }
             Act::Discard | Act::StopProcess => {
-                assert!(act != Act::Discard || !self.runs() || self.booting, "the guest itself");
+                let given_up = self.booting || self.over;
+                assert!(act != Act::Discard || !self.runs() || given_up, "the guest itself");
+                self.over = false;
                 self.processes.clear();
                 self.open = false;
             }
@@ -230,6 +248,7 @@ impl World {
         }
         // Who waited for it has gone with the daemon.
         self.copying = false;
+        self.over &= !self.processes.is_empty();
         let state = self.noted.unwrap_or(State::Gone);
         let (process, saved) = (!self.processes.is_empty(), self.state_of.is_some());
         let slept = matches!(state, State::Standby | State::Suspending | State::Suspended);

@@ -351,3 +351,50 @@ fn a_snapshot_is_taken_of_one_that_sleeps_and_nobody_wakes_it_before() {
         assert_eq!(other.next(), before);
     }
 }
+
+/// Promise 72.
+#[test]
+fn going_back_ends_what_it_was_before_anything_of_then_is_got_and_failing_changes_nothing() {
+    let back = [
+        Act::Rewind,
+        Act::Discard,
+        Act::LowerFence,
+        Act::Fetch,
+        Act::OpenTap,
+        Act::RaiseFence,
+        Act::CheckFence,
+        Act::Prepare,
+        Act::TellEnds,
+        Act::Unpause,
+        Act::Refresh,
+    ];
+    let mut machine = running();
+    machine.rewind();
+    assert_eq!(machine.state(), State::Running, "until it is");
+    assert_eq!(names(run(&mut machine, &[])), back);
+    assert_eq!(machine.state(), State::Running);
+    machine.sleep();
+    run(&mut machine, &[]);
+    machine.rewind();
+    let acts = names(run(&mut machine, &[]));
+    assert!(acts.len() == back.len() - 1 && !acts.contains(&Act::Discard), "of one that sleeps");
+    machine.rewind();
+    machine.failed(Act::Rewind);
+    assert!(machine.is_up(), "it is what it was");
+    machine.rewind();
+    machine.remove();
+    assert_ne!(machine.next(), Some(Act::Rewind), "whoever removes it is heard first");
+    // What fails after that leaves it in the store, as it was then.
+    let mut machine = running();
+    machine.rewind();
+    run(&mut machine, &[false, false, false, true]);
+    assert_eq!(machine.state(), State::Suspended);
+    let mut machine = running();
+    machine.rewind();
+    machine.done(Act::Rewind);
+    machine.done(Act::Discard);
+    (0..3).for_each(|_| machine.failed(Act::LowerFence));
+    assert_eq!(run(&mut machine, &[]).last(), Some(&(Act::DropLocal, true)));
+    machine.wake();
+    assert_eq!(machine.next(), Some(Act::LowerFence), "nor is its past let go on");
+}
