@@ -45,7 +45,7 @@ use crate::http::timer::AwakeTimer;
 use crate::http::upgrade::Handshake;
 use crate::http::wire::{Traffic, Wire};
 use crate::refuse::{self, Refusal};
-use crate::side::{GuestSide, Watcher};
+use crate::side::{GuestSide, Kept, Watcher};
 use crate::tunnel::{Duplex, websocket};
 
 /// Between requests, and from the first to the last byte of a head.
@@ -195,7 +195,7 @@ async fn carry(
     let begin = async {
         let (far, early, held) = far.into_switched().await?;
         guest.gate.within(guest.limits.idle, stream.write_all(&early)).await?.ok()?;
-        Some((far, held, Duplex::new(&early)))
+        Some((far, held, Duplex::new(&early, &guest.gate)))
     };
     let begun = tokio::select! {
         biased;
@@ -376,7 +376,8 @@ impl Visit {
         }
         // Set once: there is one answer to an exchange.
         let _ = ending.status.set(head.status);
-        let body = Relayed::answer(&head.headers, body, &ending, &meter, &self.guest.gate);
+        let kept = Kept::new(&self.guest.gate, buffers::heap(self.flow.rank()));
+        let body = Relayed::answer(&head.headers, body, &ending, &meter, kept);
         Ok(Response::from_parts(head, body))
     }
 

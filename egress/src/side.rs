@@ -4,6 +4,7 @@
 //! Its bytes are taken and given under a lock, so that a byte is either in the value or has been used.
 //! While the guest sleeps nothing is read from it, nothing is given to it, and no time passes.
 
+mod kept;
 mod gate;
 mod state;
 mod store;
@@ -26,6 +27,7 @@ use crate::closing;
 use crate::repair;
 pub(crate) use crate::side::gate::Gate;
 pub use crate::side::gate::Wanted;
+pub(crate) use crate::side::kept::Kept;
 use crate::side::state::{Held, Shared, State, Who};
 pub(crate) use crate::side::store::Store;
 

@@ -7,7 +7,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::net::RecvFlags;
@@ -15,7 +15,7 @@ use tokio::task::coop::consume_budget;
 use tokio::time::sleep;
 
 use crate::keepalive::{Frame, Frames, Keepalive};
-use crate::side::{GuestSide, receive, send};
+use crate::side::{Gate, GuestSide, Kept, receive, send};
 use crate::tunnel::end::{End, Passed};
 
 /// Bytes that are looked at once: a frame that keeps a connection open has at most 129.
@@ -27,13 +27,13 @@ const PAUSE: Duration = Duration::from_millis(20);
 const LOOKS: usize = 50;
 
 /// Both directions of a WebSocket.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Duplex {
     /// From the guest.
     out: Mutex<Frames>,
     /// To the guest.
     back: Mutex<Frames>,
-    kept: Mutex<Vec<u8>>,
+    kept: Mutex<Kept>,
 }
 
 /// What came of bytes for a guest that is not given any.
@@ -49,16 +49,17 @@ enum Came {
 }
 
 impl Duplex {
-    /// Of a connection that is one from here on; these bytes have been handed to the guest.
-    pub(crate) fn new(early: &[u8]) -> Self {
+    /// Of a connection that is one from here on, of the guest behind this gate; these bytes have been handed
+    /// to it.
+    pub(crate) fn new(early: &[u8], gate: &Arc<Gate>) -> Self {
         let mut back = Frames::new();
         back.feed(early);
-        Self { back: Mutex::new(back), ..Self::default() }
+        Self { out: Mutex::default(), back: Mutex::new(back), kept: Kept::new(gate, KEPT).into() }
     }
 
     /// What was kept for the guest, which is to be given before anything else.
     pub(super) fn kept(&self) -> Vec<u8> {
-        std::mem::take(&mut *locked(&self.kept))
+        locked(&self.kept).take()
     }
 
     /// Whether what passed from the guest is more than keeps it open.
@@ -133,6 +134,7 @@ impl Duplex {
             let meant = Frames::new().feed(seen);
             return Ok(if meant { Came::Meant } else { Came::Partial });
         };
+        let frame = seen.get(..length).unwrap_or_default();
         let answer = match kind {
             // A frame of its own is half sent.
             Keepalive::Ping if !locked(&self.out).is_between() => return Ok(Came::Meant),
@@ -140,7 +142,7 @@ impl Duplex {
                 Ok(key) => pong(payload, key.to_ne_bytes()),
                 Err(_) => return Ok(Came::Meant),
             },
-            Keepalive::Pong if locked(&self.kept).len() + length > KEPT => return Ok(Came::Meant),
+            Keepalive::Pong if !locked(&self.kept).push(frame) => return Ok(Came::Meant),
             Keepalive::Pong => Vec::new(),
         };
         if !answer.is_empty() {
@@ -152,13 +154,12 @@ impl Duplex {
                 Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
             }
         }
-        let mut taken = vec![0; length];
-        let consumed = far.take_in(|stream| receive(stream, &mut taken, RecvFlags::empty()))?;
+        let consumed =
+            far.take_in(|stream| receive(stream, &mut vec![0; length], RecvFlags::empty()))?;
         if consumed != length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if kind == Keepalive::Pong {
-            locked(&self.kept).extend(taken);
             // Counted when the guest gets it.
             return Ok(Came::Kept);
         }

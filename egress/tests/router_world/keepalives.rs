@@ -3,21 +3,27 @@
 
 use std::time::Duration;
 
-use egress::Meter;
+use egress::{Limits, Meter};
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, accept_async};
 
 use crate::asleep::{get_up, is_wanted, kept, lie_down, wakes};
 use crate::peers::{soon, until};
-use crate::place::{ORIGIN, Place, run};
+use crate::place::{ORIGIN, Place, limits, run, run_within};
 use crate::requests::RULES;
 use crate::upgrades::websocket;
 
 type Socket = WebSocketStream<TcpStream>;
+
+/// For what takes its time before the guest sleeps.
+fn patient() -> Limits {
+    let minute = Duration::from_secs(60);
+    Limits { idle: minute, half_closed: minute, ..limits() }
+}
 
 /// Both ends of a WebSocket, of which the first is the guest's.
 async fn pair(place: &Place) -> (Socket, Socket) {
@@ -164,7 +170,10 @@ const ASKED: &[u8] = b"GET /events HTTP/1.1\r\nHost: web.example.com\r\n\r\n";
 
 /// Both ends of an answer that has begun so, of which the first is the guest's.
 async fn answered(place: &Place, head: &str) -> (TcpStream, TcpStream) {
-    let origin = place.origin(ORIGIN, 80);
+    answered_by(&place.origin(ORIGIN, 80), place, head).await
+}
+
+async fn answered_by(origin: &TcpListener, place: &Place, head: &str) -> (TcpStream, TcpStream) {
     let mut guest = soon(place.dial(ORIGIN, 80)).await.expect("connected");
     guest.write_all(ASKED).await.expect("asked");
     let (mut far, _) = soon(origin.accept()).await.expect("accepted");
@@ -268,5 +277,53 @@ fn comments_of_an_event_stream_wake_no_guest_and_are_there_when_it_wakes() {
         let mut end = [0; 5];
         soon(guest.read_exact(&mut end)).await.expect("it ends");
         assert_eq!(&end, b"0\r\n\r\n");
+    });
+}
+
+/// Attack P41. Promises 41, 68. Nothing else needs to come.
+#[test]
+fn comments_that_waited_are_given_to_a_guest_as_soon_as_it_is_awake() {
+    run(RULES, async |place| {
+        let (mut guest, mut far) = answered(&place, STREAM).await;
+        for _ in 0..2 {
+            assert_eq!(lie_down(&place).await, kept(1));
+            for _ in 0..20 {
+                chunk(&mut far, ": ping\n\n").await;
+            }
+            assert!(!is_wanted(&place).await, "it may sleep on");
+            get_up(&place).await;
+            assert_eq!(told(&mut guest, 20 * 8).await, ": ping\n\n".repeat(20));
+            chunk(&mut far, ": awake\n\n").await;
+            assert_eq!(told(&mut guest, 9).await, ": awake\n\n");
+        }
+    });
+}
+
+/// Attack P41. Promises 37, 41. They are divided as all is that the daemon holds of connections, and who
+/// has more of them is woken; no byte is lost.
+#[test]
+fn comments_for_a_sleeper_with_many_streams_wait_within_what_is_divided_among_them() {
+    run_within(patient(), RULES, async |place| {
+        let (origin, mut streams) = (place.origin(ORIGIN, 80), Vec::new());
+        for _ in 0..48 {
+            streams.push(answered_by(&origin, &place, STREAM).await);
+        }
+        assert_eq!(lie_down(&place).await, kept(48));
+        for (_, far) in &mut streams {
+            chunk(far, ": ping\n\n").await;
+        }
+        assert!(!is_wanted(&place).await, "control: a few keep nobody awake");
+        let text = format!(":{}\n", "x".repeat(3998));
+        for (_, far) in &mut streams {
+            for _ in 0..15 {
+                chunk(far, &text).await;
+            }
+        }
+        wakes(&place).await;
+        get_up(&place).await;
+        let expected = format!(": ping\n\n{}", text.repeat(15));
+        for (guest, _) in &mut streams {
+            assert!(told(guest, expected.len()).await == expected);
+        }
     });
 }

@@ -12,7 +12,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use crate::http::events::EventStream;
 use crate::http::relay::Ending;
 use crate::meter::Meter;
-use crate::side::Gate;
+use crate::side::Kept;
 
 /// A body of an exchange, on its way.
 #[derive(Debug)]
@@ -36,15 +36,15 @@ impl Relayed {
         Self { body, events: None, hold: Hold { ending: Arc::clone(ending), out: true } }
     }
 
-    /// An answer with this head, which may be an event stream.
+    /// An answer with this head, which may be an event stream; what waits of one then is kept there.
     pub(in crate::http) fn answer(
         fields: &HeaderMap,
         body: Incoming,
         ending: &Arc<Ending>,
         meter: &Meter,
-        gate: &Arc<Gate>,
+        kept: Kept,
     ) -> Self {
-        let events = EventStream::of(fields, meter, gate, &ending.traffic).map(Box::new);
+        let events = EventStream::of(fields, meter, kept, &ending.traffic).map(Box::new);
         Self { body, events, hold: Hold { ending: Arc::clone(ending), out: false } }
     }
 
@@ -73,14 +73,15 @@ impl Body for Relayed {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let this = &mut *self;
         let polled = loop {
-            if let Some(then) = this.events.as_mut().and_then(|events| events.then()) {
-                break Poll::Ready(then.map(Ok));
+            if let Some(due) = this.events.as_mut().and_then(|events| events.due()) {
+                break Poll::Ready(due.map(Ok));
             }
             let polled = Pin::new(&mut this.body).poll_frame(cx);
             let Some(events) = &mut this.events else { break polled };
             let frame = match polled {
                 Poll::Ready(Some(Ok(frame))) => Some(frame),
                 Poll::Ready(None) => None,
+                Poll::Pending if events.poll_morning(cx).is_ready() => continue,
                 polled => break polled,
             };
             if let Some(passed) = events.pass(frame) {
