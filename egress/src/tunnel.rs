@@ -153,7 +153,10 @@ async fn carry(
                 biased;
                 () = &mut revoked => break Why::Revoked,
                 ended = &mut out, if !out_done => match ended {
-                    Ok(()) => out_done = true,
+                    Ok(()) => {
+                        out_done = true;
+                        frames.inspect(|frames| frames.is_done());
+                    }
                     Err(Broken::Source) => break Why::GuestReset,
                     Err(Broken::Sink) => break Why::FarReset,
                 },

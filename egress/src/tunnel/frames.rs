@@ -7,6 +7,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::tunnel::end::{End, Passed};
 
 /// Bytes that are looked at once: a frame that keeps a connection open has at most 129.
 const LOOK: usize = 256;
-/// Answers to the guest's own pings that are kept for it, in bytes.
+/// What is kept for the guest, in bytes: answers to its own pings, and pings once it has said that it is done.
 const KEPT: usize = 4096;
 /// The pause before a frame that has not come whole is looked at again, and how often it is.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -34,6 +35,8 @@ pub(crate) struct Duplex {
     /// To the guest.
     back: Mutex<Frames>,
     kept: Mutex<Kept>,
+    /// The guest has said that it is done, and the far side has been told.
+    done: AtomicBool,
 }
 
 /// What came of bytes for a guest that is not given any.
@@ -54,7 +57,17 @@ impl Duplex {
     pub(crate) fn new(early: &[u8], gate: &Arc<Gate>) -> Self {
         let mut back = Frames::new();
         back.feed(early);
-        Self { out: Mutex::default(), back: Mutex::new(back), kept: Kept::new(gate, KEPT).into() }
+        Self {
+            out: Mutex::default(),
+            back: Mutex::new(back),
+            kept: Kept::new(gate, KEPT).into(),
+            done: AtomicBool::new(false),
+        }
+    }
+
+    /// Nothing can be said for the guest any more.
+    pub(super) fn is_done(&self) {
+        self.done.store(true, Relaxed);
     }
 
     /// What was kept for the guest, which is to be given before anything else.
@@ -135,17 +148,19 @@ impl Duplex {
             return Ok(if meant { Came::Meant } else { Came::Partial });
         };
         let frame = seen.get(..length).unwrap_or_default();
-        let answer = match kind {
-            // A frame of its own is half sent.
-            Keepalive::Ping if !locked(&self.out).is_between() => return Ok(Came::Meant),
-            Keepalive::Ping => match getrandom::u32() {
-                Ok(key) => pong(payload, key.to_ne_bytes()),
-                Err(_) => return Ok(Came::Meant),
-            },
-            Keepalive::Pong if !locked(&self.kept).push(frame) => return Ok(Came::Meant),
-            Keepalive::Pong => Vec::new(),
-        };
-        if !answer.is_empty() {
+        let keeps = kind == Keepalive::Pong || self.done.load(Relaxed);
+        let mut answer = Vec::new();
+        if keeps {
+            if !locked(&self.kept).push(frame) {
+                return Ok(Came::Meant);
+            }
+        } else {
+            // A frame of its own may be half sent.
+            let between = locked(&self.out).is_between();
+            let Some(key) = getrandom::u32().ok().filter(|_| between) else {
+                return Ok(Came::Meant);
+            };
+            answer = pong(payload, key.to_ne_bytes());
             match far.give(|stream| send(stream, &answer)) {
                 Ok(sent) if sent == answer.len() => {}
                 // The far side takes nothing; half an answer would be the end of it.
@@ -159,7 +174,7 @@ impl Duplex {
         if consumed != length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if kind == Keepalive::Pong {
+        if keeps {
             // Counted when the guest gets it.
             return Ok(Came::Kept);
         }

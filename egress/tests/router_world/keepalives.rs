@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use egress::{Limits, Meter};
 use futures_util::{SinkExt, StreamExt};
+use policy::audit::Outcome;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
@@ -159,6 +160,41 @@ fn a_guest_is_woken_by_a_ping_that_cannot_be_answered_for_it() {
         // No server masks its frames.
         wakes(&place).await;
         get_up(&place).await;
+    });
+}
+
+/// Attack P41. Promises 41, 68. Nothing can be said any more for a guest that has said that it is done.
+#[test]
+fn a_ping_for_a_sleeping_guest_that_is_done_waits_for_it_and_ends_nothing() {
+    run_within(patient(), RULES, async |place| {
+        let (mut guest, mut far) = pair(&place).await;
+        guest.get_mut().shutdown().await.expect("done");
+        assert_eq!(soon(far.get_mut().read(&mut [0])).await.expect("told"), 0);
+        assert_eq!(lie_down(&place).await, kept(1));
+        for text in ["?", "!"] {
+            says(&mut far, &Message::Ping(text.into())).await;
+        }
+        assert!(!is_wanted(&place).await, "it may sleep on");
+        assert_eq!(get_up(&place).await, kept(1));
+        far.get_mut().write_all(&[0x81, 2, b'h', b'i']).await.expect("sent");
+        let mut came = [0; 10];
+        soon(guest.get_mut().read_exact(&mut came)).await.expect("whole");
+        assert_eq!(&came, b"\x89\x01?\x89\x01!\x81\x02hi");
+        // More than is kept for it.
+        lie_down(&place).await;
+        let ping = Message::Ping(vec![b'?'; 125].into());
+        for _ in 0..64 {
+            says(&mut far, &ping).await;
+        }
+        wakes(&place).await;
+        get_up(&place).await;
+        let mut came = vec![0; 64 * 127];
+        soon(guest.get_mut().read_exact(&mut came)).await.expect("whole");
+        assert!(came.chunks(127).all(|frame| frame.starts_with(&[0x89, 125, b'?'])));
+        far.get_mut().shutdown().await.expect("done");
+        assert_eq!(soon(guest.get_mut().read(&mut [0])).await.expect("the end"), 0);
+        let closed = place.record(|r| r.outcome == Outcome::Closed).await;
+        assert_eq!(closed.detail, None, "in order");
     });
 }
 
