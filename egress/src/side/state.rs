@@ -146,7 +146,8 @@ impl Shared {
         let guest_done = checkpoint.far_is_done();
         state.held = match back {
             Ok(stream) => {
-                state.guest_done = guest_done;
+                // A socket of an earlier night does not know.
+                state.guest_done |= guest_done;
                 Held::Open(Arc::new(stream))
             }
             Err(error) => {

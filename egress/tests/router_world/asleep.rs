@@ -207,6 +207,26 @@ fn an_idle_connection_outlasts_a_night_longer_than_all_patience() {
     });
 }
 
+/// Promise 41. A socket that was put back does not know that the guest is done.
+#[test]
+fn a_guest_that_is_done_is_so_after_every_night() {
+    run_within(Limits { half_closed: MINUTE, ..limits() }, RULES, async |place| {
+        let origin = place.origin(ORIGIN, 2525);
+        let (mut guest, mut far) = connected(&place, &origin).await;
+        guest.shutdown().await.expect("half closed");
+        assert_eq!(soon(far.read(&mut [0])).await.expect("the end"), 0);
+        for _ in 0..3 {
+            assert_eq!(lie_down(&place).await, kept(1));
+            assert_eq!(get_up(&place).await, kept(1));
+            passes(&mut far, &mut guest).await;
+        }
+        far.shutdown().await.expect("ended");
+        assert_eq!(soon(guest.read(&mut [0])).await.expect("the end"), 0);
+        let closed = place.record(|r| r.outcome == Outcome::Closed).await;
+        assert_eq!(closed.detail, None, "both ended in order");
+    });
+}
+
 #[test]
 fn what_comes_for_a_sleeper_wakes_it_and_is_given_to_it() {
     run(RULES, async |place| {
