@@ -34,6 +34,9 @@ pub(crate) struct Night {
     /// When it ends by itself.
     #[serde(default)]
     pub(crate) alarm: Option<Alarm>,
+    /// How many of this daemon's had ended when these were looked at.
+    #[serde(skip)]
+    pub(crate) looked_at: usize,
 }
 
 /// A time to be woken at.
@@ -52,10 +55,22 @@ impl Night {
         self.remains.iter().filter(|one| !one.is_untold())
     }
 
-    /// Its connections are these now. What ended before stays: the guest may not have heard it.
-    pub(crate) fn keep(&mut self, remains: Vec<Remains>) {
+    /// Its connections are these now, of which so many have ended. What ended before stays: the guest may not
+    /// have heard it.
+    pub(crate) fn keep(&mut self, remains: Vec<Remains>, ended: usize) {
         self.remains.retain(|one| !one.is_untold());
         self.remains.extend(remains);
+        self.looked_at = ended;
+    }
+
+    /// So many of this daemon's have ended by now: where that is more than before, its connections are what
+    /// there is now. Those that rest, of which the audit has the end, too, have not ended.
+    pub(crate) fn look(&mut self, ended: usize, remains: impl FnOnce() -> Option<Vec<Remains>>) {
+        if ended > self.looked_at
+            && let Some(remains) = remains()
+        {
+            (self.remains, self.looked_at) = (remains, ended);
+        }
     }
 
     /// Every end is in the audit.
@@ -134,6 +149,38 @@ mod tests {
     fn left(alarm: &Alarm, now: &Uptime) -> u64 {
         let left = alarm.instant(now).saturating_duration_since(Instant::now());
         left.as_millis().div_ceil(1000).try_into().unwrap()
+    }
+
+    /// With a beginning in the audit and no end there, or with both.
+    fn one(flow: u64, untold: bool) -> Remains {
+        let untold = untold.then(|| {
+            serde_json::json!({"kind": "connection", "protocol": "tcp", "name": null,
+                "destination": "93.184.216.34:25", "dialed": null})
+        });
+        serde_json::from_value(serde_json::json!({
+            "flow": flow, "local": "93.184.216.34:25", "remote": "198.18.0.1:4711", "next_in": 1,
+            "next_out": 1, "window": [0, 0, 0, 0, 0], "segment": 536, "scales": null, "sack": true,
+            "timestamp": null, "untold": untold,
+        }))
+        .unwrap()
+    }
+
+    /// Promise 41.
+    #[test]
+    fn an_end_at_night_is_noted_however_many_connections_rest() {
+        let mut night = Night::default();
+        night.keep(vec![one(1, false), one(2, false), one(3, true)], 0);
+        night.look(0, || panic!("nothing has ended"));
+        night.look(1, || Some(vec![one(1, false), one(2, false), one(0, false)]));
+        assert_eq!(night.ended().count(), 3, "the audit has each end");
+        night.look(1, || panic!("nothing more has ended"));
+        // The next daemon, which has buried all of them.
+        let text = serde_json::to_string(&night).unwrap();
+        let mut night: Night = serde_json::from_str(&text).unwrap();
+        night.look(0, || panic!("nothing has ended"));
+        night.looked_at = 3;
+        night.look(2, || panic!("some have been told"));
+        assert_eq!(night.ended().count(), 3);
     }
 
     /// Promise 64.

@@ -44,22 +44,22 @@ impl Acts {
     /// What is left of its connections is known before the save, for a next daemon.
     pub(super) async fn checkpoint(&self, record: &mut Record) -> Result<(), Boxed> {
         self.router.checkpoint(record.slot).await?;
-        record.night.keep(self.router.remains(record.slot)?);
+        // Asked for first: what ends between the two is looked at again.
+        let ended = self.router.ended(record.slot);
+        record.night.keep(self.router.remains(record.slot)?, ended);
         Ok(())
     }
 
     /// Looks whether connections of a sandbox that sleeps have ended meanwhile: those are in the audit.
     pub(crate) fn count_ends(&self, record: &mut Record) {
-        if self.router.ended(record.slot) > record.night.ended().count()
-            && let Ok(remains) = self.router.remains(record.slot)
-        {
-            record.night.remains = remains;
-        }
+        let ended = self.router.ended(record.slot);
+        record.night.look(ended, || self.router.remains(record.slot).ok());
     }
 
     /// Resets what has ended and is no value of the router's.
-    pub(super) async fn tell_ends(&self, record: &Record) -> Result<(), Boxed> {
+    pub(super) async fn tell_ends(&self, record: &mut Record) -> Result<(), Boxed> {
         self.router.bury(record.slot, record.night.ended().cloned().collect())?;
+        record.night.looked_at = self.router.ended(record.slot);
         self.router.rebuild(record.slot).await?;
         Ok(())
     }

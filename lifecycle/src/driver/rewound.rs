@@ -106,7 +106,7 @@ impl Task {
         }
         let mut then = Record {
             stored: Some(to.stored.clone()),
-            night: Night { remains: to.remains_in(self.record.slot), alarm: None },
+            night: Night { remains: to.remains_in(self.record.slot), ..Night::default() },
             saved: None,
             reason: None,
             ..self.record.clone()

@@ -137,7 +137,7 @@ impl Keeper {
             cold: Cold::default(),
             night: Night {
                 remains: of.as_ref().map_or_else(Vec::new, |of| of.remains_in(slot)),
-                alarm: None,
+                ..Night::default()
             },
             stored: of.as_ref().map(|of| of.stored.clone()),
         };

@@ -38,7 +38,7 @@ pub(super) fn write(
         match &night.alarm {
             None => store.execute("DELETE FROM night WHERE sandbox = ?1", [name])?,
             alarm => {
-                let row = Night { remains: Vec::new(), alarm: alarm.clone() };
+                let row = Night { alarm: alarm.clone(), ..Night::default() };
                 let row = params![name, json(&row)?];
                 store.execute("INSERT OR REPLACE INTO night VALUES (?1, ?2)", row)?
             }
@@ -113,7 +113,7 @@ mod tests {
         \"name\":null,\"destination\":\"93.184.216.34:25\",\"dialed\":null}}";
 
     fn night() -> Night {
-        Night { remains: vec![serde_json::from_str(REMAINS).unwrap()], alarm: None }
+        Night { remains: vec![serde_json::from_str(REMAINS).unwrap()], ..Night::default() }
     }
 
     /// Promise 41.
@@ -152,7 +152,7 @@ mod tests {
             let text = REMAINS.replace(":4711", &format!(":{port}"));
             serde_json::from_str::<Remains>(&text).unwrap()
         };
-        let before = Night { remains: (1..=1000).map(one).collect(), alarm: None };
+        let before = Night { remains: (1..=1000).map(one).collect(), ..Night::default() };
         let asleep = |night: &Night| Record { night: night.clone(), ..record("a", 1) };
         store.note(&asleep(&before), State::Standby, None).await.unwrap();
         let changes = || store.run("counting", |store| Ok(store.total_changes()));
