@@ -34,6 +34,7 @@ use crate::snapshot::Snapshot;
 use crate::state::State;
 use crate::store::{Record, Store};
 use crate::stuck::Stuck;
+use crate::turns::Turns;
 use crate::usage::Tab;
 
 pub(crate) use crate::driver::copied::Wanted;
@@ -95,6 +96,8 @@ pub(crate) struct Task {
     pub(crate) acts: Acts,
     pub(crate) store: Store,
     pub(crate) vault: Vault,
+    /// Turns of those that are put into it.
+    pub(crate) puts: Turns,
     pub(crate) policies: Arc<Policies>,
     pub(crate) trail: Trail,
     pub(crate) verbs: mpsc::Receiver<Verb>,
@@ -310,10 +313,15 @@ impl Task {
     /// Waits for its turn on the way, hearing what is wanted; gives whether the journey goes on.
     async fn wait_in_line(&mut self) -> bool {
         loop {
+            let ends = self.rest.ends();
             tokio::select! {
                 biased;
                 Ok(()) = self.end.changed() => {
                     self.heed_end();
+                    return true;
+                }
+                () = ends => {
+                    self.look(self.machine.state());
                     return true;
                 }
                 () = self.rest.turn_comes() => return true,

@@ -45,6 +45,8 @@ pub use found::{Found, Holder};
 
 /// Verbs that wait for one driver; whoever asks for more waits until it has heard some.
 const VERBS: usize = 16;
+/// Sandboxes that are put into the object store at once: packing one takes a processor.
+const PUTS: usize = 2;
 
 /// The room. Clones are the same.
 #[derive(Clone, Debug)]
@@ -68,6 +70,8 @@ struct Shared {
     wakes: Turns,
     /// And of those that come back from the store.
     fetches: Fetches,
+    /// And of those that are put into the object store.
+    puts: Turns,
     /// One birth at a time takes a name and a slot.
     births: tokio::sync::Mutex<()>,
     drivers: TaskTracker,
@@ -107,6 +111,7 @@ impl Keeper {
             handles: Mutex::default(),
             wakes,
             fetches,
+            puts: Turns::new(PUTS),
             births: tokio::sync::Mutex::default(),
             drivers: TaskTracker::new(),
         }));
@@ -306,6 +311,7 @@ impl Keeper {
             acts,
             store: shared.store.clone(),
             vault: shared.vault.clone(),
+            puts: shared.puts.clone(),
             policies: shared.policies.clone(),
             trail: shared.trail.clone(),
             verbs: inbox,

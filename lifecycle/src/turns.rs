@@ -1,5 +1,5 @@
-//! Turns of waking: so many sandboxes of a node are woken at once, and whoever waits for a turn does so
-//! behind one of each other tenant's at most.
+//! Turns, of waking or of going into the store: so many sandboxes of a node do so at once, and whoever waits
+//! for a turn does so behind one of each other tenant's at most.
 //!
 //! Tenants that wait are served one after the other, and each one's own sandboxes in the order in which
 //! they asked. A turn that nobody takes any more is the next one's. Never looks at who has had how many.

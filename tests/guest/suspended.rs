@@ -2,10 +2,14 @@
 //! daemon died on the way, or not at all.
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use fault::{On, Point};
-use serde_json::Value;
+use serde_json::{Value, json};
+use world::World;
+use world::machine::image;
 use world::poll::eventually;
 
 use crate::asleep::{PATIENCE, Sleeper};
@@ -37,6 +41,19 @@ impl Sleeper {
         let keys = self.keys();
         let [key] = &keys[..] else { panic!("one key: {keys:?}") };
         key.clone()
+    }
+
+    fn post(&self, verb: &str, body: &Value) {
+        let path = format!("/v1/sandboxes/{}/{verb}", self.name);
+        let answer = self.world.api("POST", &path, &["--json", &body.to_string()]);
+        assert_eq!(answer.status, 200, "{verb}: {}", answer.text);
+    }
+
+    /// What the audit says became of it, in order.
+    fn became(&self) -> Vec<String> {
+        let events = self.world.events(&self.name);
+        let detail = events.iter().filter_map(|event| event.get("detail")?.as_str());
+        detail.filter(|detail| detail.starts_with("sandbox ")).map(str::to_owned).collect()
     }
 
     fn reason(&self) -> String {
@@ -134,7 +151,73 @@ fn an_idle_guest_goes_to_the_store_by_itself_and_is_gone_there_with_its_sandbox(
     sleeper.until(&["suspended"], "it is idle");
     assert_eq!(sleeper.count().0, counter, "a command wakes it");
     sleeper.until(&["suspended"], "and it is idle again");
-    assert_eq!(sleeper.keys().len(), 1, "control");
-    sleeper.world.cli(&["rm", &sleeper.name]).ok();
+    let keys = sleeper.keys();
+    let [key] = &keys[..] else { panic!("one key: {keys:?}") };
+
+    // Promise 64. It comes back no further than its time goes, and may be given more meanwhile: whoever opens
+    // this waits until somebody writes.
+    let memory = key.join("memory");
+    fs::remove_file(&memory).expect("it was there");
+    assert!(Command::new("mkfifo").arg(&memory).status().expect("mkfifo").success());
+    sleeper.post("renew", &json!({ "ttl": "10m" }));
+    let mut wakes = sleeper.world.daemon().command(&["resume", &sleeper.name]);
+    let mut wakes = wakes.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+    sleeper.until(&["resuming"], "it is being got back");
+    sleeper.post("renew", &json!({ "ttl": "2s" }));
+    sleeper.until(&[""], "its time is over");
+    let became = sleeper.became();
+    assert!(became.iter().any(|what| what.contains("its time is over")), "{became:?}");
+    assert!(!wakes.wait().expect("it ended").success());
+    // Who waited there gives up.
+    fs::File::options().read(true).write(true).open(&memory).expect("opened");
+    fs::remove_file(&memory).expect("it was there");
     eventually("the store has it for nobody", PATIENCE, || sleeper.keys().is_empty().then_some(()));
+}
+
+/// Promise 64. However long the store takes, and whoever else has things taken by it.
+#[test]
+fn one_that_the_store_has_not_taken_yet_hears_its_alarm_its_renewal_and_its_end() {
+    let credentials = std::env::temp_dir().join(format!("postern-store-{}", std::process::id()));
+    let image = image().display().to_string();
+    let world = World::without_daemon(&format!(
+        "[sleep]\non_idle = \"never\"\nwake_timeout = \"90s\"\n[qemu]\nimage = {image:?}\n\
+         [store]\nurl = \"s3://bucket/prefix\"\ncredentials = {credentials:?}\n"
+    ));
+    // Takes whoever comes and never answers.
+    let silent = world.host.run(|| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let port = silent.local_addr().expect("its address").port();
+    std::thread::spawn(move || {
+        let held: Vec<_> = silent.incoming().collect();
+        drop(held);
+    });
+    let told = format!(
+        "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\nAWS_REGION=us-east-1\n\
+         AWS_ENDPOINT=http://127.0.0.1:{port}\nAWS_ALLOW_HTTP=true\n"
+    );
+    fs::write(&credentials, told).expect("written");
+    world.daemon().start(&world.host);
+    fs::remove_file(&credentials).expect("it was read");
+    let sleeper = Sleeper::boot_in(world, &["--on-idle", "suspend", "--idle-after", "600s"]);
+    let (counter, at) = sleeper.count();
+    // What it may not have waited for: the store's failure.
+    let never_failed = || {
+        let became = sleeper.became();
+        assert!(!became.iter().any(|what| what.contains("not suspended")), "{became:?}");
+        became
+    };
+    sleeper.post("standby", &json!({ "wake_in": "30s" }));
+    sleeper.until(&["suspending"], "the store does not answer");
+    sleeper.until(&["running"], "its alarm");
+    let became = never_failed();
+    assert!(became.iter().any(|what| what.starts_with("sandbox woken")), "{became:?}");
+    let (same, now) = sleeper.count();
+    assert!(same == counter && now >= at, "{same} {now} after {counter} {at}");
+
+    sleeper.post("standby", &json!({}));
+    sleeper.until(&["suspending"], "and again");
+    sleeper.post("renew", &json!({ "ttl": "2s" }));
+    sleeper.until(&[""], "its time is over");
+    let became = never_failed();
+    assert!(became.iter().any(|what| what.contains("its time is over")), "{became:?}");
+    assert_eq!(sleeper.processes(), 0);
 }

@@ -14,14 +14,11 @@ use object_store::path::Path as Object;
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::sync::Semaphore;
 
 use crate::carry::{self, Carried, hex, missing_or, store_error};
 use crate::error::Error;
 use crate::place::Location;
 
-/// Keys that are put at once; others wait. Who gets one does not.
-const TURNS: usize = 2;
 /// The name of the list, and the most bytes it may have.
 const LIST: &str = "manifest.json";
 const MOST: u64 = 1 << 20;
@@ -71,7 +68,6 @@ pub struct Vault {
     store: Arc<dyn ObjectStore>,
     root: Object,
     url: String,
-    turns: Arc<Semaphore>,
 }
 
 impl fmt::Debug for Vault {
@@ -89,11 +85,12 @@ impl Vault {
     pub fn open(location: &Location, installation: &str) -> Result<Self, Error> {
         let (store, prefix) = location.open()?;
         let root = prefix.join(installation);
-        Ok(Self { store, root, url: location.told(), turns: Arc::new(Semaphore::new(TURNS)) })
+        Ok(Self { store, root, url: location.told() })
     }
 
-    /// Keeps these files under a key that was never used, with what they are of. May be dropped at any
-    /// time: what is there then is no whole key, and to be forgotten.
+    /// Keeps these files under a key that was never used, with what they are of. Packs on a thread of its own:
+    /// how many do that at once is the caller's to bound. May be dropped at any time: what is there then is no
+    /// whole key, and to be forgotten.
     ///
     /// # Errors
     /// When a file cannot be read or the store does not take it; the same holds then.
@@ -103,8 +100,6 @@ impl Vault {
         of: serde_json::Value,
         files: &[File],
     ) -> Result<Stored, Error> {
-        // Nobody closes it.
-        let _turn = self.turns.acquire().await;
         let mut list = List { version: VERSION, of, files: Vec::new() };
         for file in files {
             let carried =

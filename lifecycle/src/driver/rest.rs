@@ -198,11 +198,10 @@ impl Rest {
     pub(crate) fn glance(&mut self, here: bool) -> Due {
         self.show(Vec::new());
         let now = Instant::now();
-        let wakes = self.alarm.is_some_and(|(at, _)| at <= now);
-        let store = self.store_at.is_some_and(|at| at <= now) && !wakes;
+        let store = self.store_at.is_some_and(|at| at <= now);
         match self.over(now) {
             Some(why) => Due::Remove(why),
-            None if here && store && !self.is_awaited() && !self.is_wanted() => Due::Suspend,
+            None if here && store && !self.is_to_wake(now) => Due::Suspend,
             None => Due::Nothing,
         }
     }
@@ -314,6 +313,22 @@ impl Rest {
             Some((_, Wanted::Data)) => Some(Wanted::Caller),
             Some((_, Wanted::Caller)) => None,
         }
+    }
+
+    /// Whether it is to be woken by now, or as soon as it may be.
+    fn is_to_wake(&self, now: Instant) -> bool {
+        let due = self.alarm.is_some_and(|(at, _)| at <= now);
+        self.is_awaited() || self.is_wanted() || due
+    }
+
+    /// Waits until it is to be woken for somebody who does not wait for it, whenever its turn comes then.
+    pub(crate) async fn due(&self) {
+        until(self.next_wake().map(|(at, _)| at)).await;
+    }
+
+    /// Waits until its time is over.
+    pub(crate) fn ends(&self) -> impl Future<Output = ()> + use<> {
+        until(self.end)
     }
 
     /// Waits until it is to be woken, and its turn has come among all that are; of one that is in the store,
@@ -428,6 +443,14 @@ impl Rest {
                 failed(&mut self.suspenders);
             }
         }
+    }
+}
+
+/// Waits until then; for ever where there is no such instant.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -149,7 +149,7 @@ impl Task {
     }
 
     /// Looks whether its time to sleep or to end has come.
-    fn look(&mut self, state: State) {
+    pub(super) fn look(&mut self, state: State) {
         let due = match state {
             State::Running => self.look_at_work(),
             _ => self.rest.glance(state == State::Standby && !self.machine.is_cold()),

@@ -16,8 +16,8 @@ use crate::machine::Act;
 use crate::store::Store;
 
 impl Task {
-    /// Puts the files of one that sleeps into the store. None when somebody wanted something of it
-    /// meanwhile: it stays here then.
+    /// Puts the files of one that sleeps into the store. None when somebody wanted something of it meanwhile, or
+    /// its alarm or its end has come: it stays here then.
     pub(super) async fn store_away(&mut self) -> Option<Result<(), Error>> {
         let key = match self.store.next_key(&self.record.name).await {
             Ok(key) => key,
@@ -46,8 +46,9 @@ impl Task {
         }
     }
 
-    /// Puts its files into the store under this key. None when somebody wanted it removed meanwhile, or, unless
-    /// it goes on `anyway`, wanted something of it.
+    /// Puts its files into the store under this key, when its turn has come among all that are. None when
+    /// somebody wanted it removed meanwhile, or its time was over; or, unless it goes on `anyway`, when somebody
+    /// wanted something of it, or its alarm has come: that is seen to where it rests.
     pub(super) async fn put(
         &mut self,
         key: &str,
@@ -62,7 +63,12 @@ impl Task {
             "vcpus": self.record.vcpus,
             "driver": self.record.driver,
         });
-        let putting = vault.put(key, of, &files);
+        let place = self.puts.ask(&self.record.tenant);
+        let putting = async {
+            // Turns do not end before those who wait for them.
+            let _turn = place.await;
+            vault.put(key, of, &files).await
+        };
         tokio::pin!(putting);
         loop {
             tokio::select! {
@@ -82,11 +88,17 @@ impl Task {
                     self.rest.want(by);
                     return None;
                 }
+                () = self.rest.due(), if !anyway => return None,
+                () = self.rest.ends() => {
+                    self.look(self.machine.state());
+                    return None;
+                }
             }
         }
     }
 
-    /// Gets the files of one that is in the store back. None when somebody wanted it removed meanwhile.
+    /// Gets the files of one that is in the store back. None when somebody wanted it removed meanwhile, or its
+    /// time was over.
     pub(super) async fn fetch(&mut self) -> Option<Result<(), Error>> {
         let Some(stored) = self.record.stored.clone() else {
             return Some(Err(self.step(Act::Fetch, "it is in no store")));
@@ -109,15 +121,23 @@ impl Task {
                 vault.get(&stored, &files).await.map_err(failed)
             };
             tokio::pin!(getting);
-            tokio::select! {
-                biased;
-                done = &mut getting => Some(done),
-                Ok(()) = self.end.changed() => None,
+            loop {
+                tokio::select! {
+                    biased;
+                    done = &mut getting => break Some(done),
+                    Ok(()) = self.end.changed() => {
+                        self.heed_end();
+                        break None;
+                    }
+                    // It may be given more time before that is over.
+                    Some(verb) = self.verbs.recv() => self.heed_queued(Some(verb)).await,
+                    () = self.rest.ends() => {
+                        self.look(self.machine.state());
+                        break None;
+                    }
+                }
             }
         };
-        if got.is_none() {
-            self.heed_end();
-        }
         Some(match got? {
             Ok(()) => {
                 let taken = self.take_back(stored).await;

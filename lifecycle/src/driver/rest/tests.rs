@@ -144,3 +144,27 @@ async fn who_is_got_back_from_the_store_keeps_no_turn_of_waking_from_others() {
     tokio::time::timeout(second, stored.turn_comes()).await.expect("its turn");
     assert!(!stored.is_in_line());
 }
+
+/// Promise 64. Whoever waits for the store hears it, and one that is to be woken is not put there.
+#[tokio::test(start_paused = true)]
+async fn an_alarm_and_an_end_come_while_it_is_put_into_the_store_and_keep_it_from_that() {
+    let mut rest = rest();
+    let never = Duration::from_secs(86_400);
+    assert!(tokio::time::timeout(never, rest.due()).await.is_err(), "control: nothing is due");
+    assert!(tokio::time::timeout(never, rest.ends()).await.is_err());
+    alarm(&mut rest, Duration::from_secs(7));
+    let began = Instant::now();
+    rest.store_at = Some(began);
+    assert_eq!(rest.glance(true), Due::Suspend, "control: it is not to be woken yet");
+    rest.due().await;
+    assert_eq!((began.elapsed().as_secs(), rest.glance(true)), (7, Due::Nothing));
+    // It could not be woken, and is to be all the same.
+    rest.sleeps(true);
+    assert_eq!(rest.glance(true), Due::Nothing);
+    rest.due().await;
+    assert_eq!((began.elapsed().as_secs(), rest.glance(true)), (17, Due::Nothing));
+    rest.end = Some(Instant::now() + Duration::from_secs(3));
+    rest.ends().await;
+    assert_eq!(began.elapsed().as_secs(), 20);
+    assert_eq!(rest.glance(true), Due::Remove("its time is over"));
+}
