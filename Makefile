@@ -52,7 +52,7 @@ lint:
 test-unit:
 	cargo test --workspace --lib --bins
 	cargo test -p postern-tests --test house
-	cargo test -p vault --test s3
+	cargo test -p vault --test s3 --test hostile
 	cargo test -p policy -p dns -p egress --test policy --test dns --test descriptors --test sniff --test tunnel --test tunnel_cost
 
 # Needs root: real namespaces, taps, nftables, the real daemon; guests are namespaces behind taps.

@@ -5,12 +5,16 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
 use object_store::path::Path as Object;
-use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt};
+use object_store::{
+    GetOptions, GetResult, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt,
+};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
@@ -88,8 +92,7 @@ pub(crate) async fn get(
     while at < carried.bytes {
         // In ranges: a request that takes long is given up by clients on the way.
         let end = carried.bytes.min(at.saturating_add(PIECE as u64));
-        let piece =
-            store.get_range(object, at..end).await.map_err(|error| missing_or(error, object))?;
+        let piece = take_range(store, object, at..end).await?;
         at = at.saturating_add(piece.len() as u64);
         if piece.is_empty() || pieces.send(piece).await.is_err() {
             break;
@@ -115,8 +118,7 @@ pub(crate) async fn check(
     let (mut at, mut sum) = (0, Sha256::new());
     while at < carried.bytes {
         let end = carried.bytes.min(at.saturating_add(PIECE as u64));
-        let piece =
-            store.get_range(object, at..end).await.map_err(|error| missing_or(error, object))?;
+        let piece = take_range(store, object, at..end).await?;
         if piece.is_empty() {
             break;
         }
@@ -129,6 +131,39 @@ pub(crate) async fn check(
     }
     let problem = "its sum is not the one it was written with".to_owned();
     Err(Error::Damaged { object: object.to_string(), problem })
+}
+
+/// These bytes of an object, or fewer.
+async fn take_range(
+    store: &dyn ObjectStore,
+    object: &Object,
+    range: Range<u64>,
+) -> Result<Bytes, Error> {
+    let options = GetOptions::new().with_range(Some(range.clone()));
+    let found = store.get_opts(object, options).await.map_err(store_error("reading", object))?;
+    take(found, object, range.end.saturating_sub(range.start)).await
+}
+
+/// What was found, which must be no more than so many bytes: what the store says of its length is no bound of
+/// what it sends.
+pub(crate) async fn take(found: GetResult, object: &Object, most: u64) -> Result<Bytes, Error> {
+    let long = found.range.end.saturating_sub(found.range.start);
+    if matches!(found.payload, GetResultPayload::File(..)) && long <= most {
+        // No more is read, and in one go.
+        return found.bytes().await.map_err(store_error("reading", object));
+    }
+    let mut stream = found.into_stream();
+    let mut taken = BytesMut::new();
+    while let Some(more) = stream.next().await {
+        let more = more.map_err(store_error("reading", object))?;
+        if taken.len().saturating_add(more.len()) as u64 > most {
+            let problem =
+                format!("the store sends more of it than {most} bytes that it was asked for");
+            return Err(Error::Damaged { object: object.to_string(), problem });
+        }
+        taken.extend_from_slice(&more);
+    }
+    Ok(taken.freeze())
 }
 
 /// An upload that is given up when this is dropped.
@@ -260,13 +295,6 @@ pub(crate) fn store_error(
 ) -> impl Fn(object_store::Error) -> Error {
     let object = object.to_string();
     move |source| Error::Store { doing, object: object.clone(), source: Box::new(source) }
-}
-
-pub(crate) fn missing_or(error: object_store::Error, object: &Object) -> Error {
-    match error {
-        object_store::Error::NotFound { .. } => Error::Missing(object.to_string()),
-        other => store_error("reading", object)(other),
-    }
 }
 
 fn file(act: &'static str, path: &Path, source: io::Error) -> Error {

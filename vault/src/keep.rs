@@ -9,19 +9,25 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fault::Point;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
 use object_store::path::Path as Object;
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::carry::{self, Carried, hex, missing_or, store_error};
+use crate::carry::{self, Carried, hex, store_error};
 use crate::error::Error;
 use crate::place::Location;
 
 /// The name of the list, and the most bytes it may have.
 const LIST: &str = "manifest.json";
 const MOST: u64 = 1 << 20;
+/// The most objects that there are under one key, under all, and the longest key of ours.
+const OBJECTS: usize = 64;
+const LISTED: usize = 1 << 16;
+const LONGEST_KEY: usize = 128;
+/// How S3 says that a bucket is there and an object is not.
+const NO_SUCH_KEY: &str = "<Code>NoSuchKey</Code>";
 /// Of the layout of lists and objects.
 const VERSION: u16 = 1;
 
@@ -67,6 +73,8 @@ struct Listed {
 pub struct Vault {
     store: Arc<dyn ObjectStore>,
     root: Object,
+    /// Where that is on this node.
+    folder: Option<PathBuf>,
     url: String,
 }
 
@@ -85,7 +93,8 @@ impl Vault {
     pub fn open(location: &Location, installation: &str) -> Result<Self, Error> {
         let (store, prefix) = location.open()?;
         let root = prefix.join(installation);
-        Ok(Self { store, root, url: location.told() })
+        let folder = location.url.is_empty().then(|| location.folder.join(installation));
+        Ok(Self { store, root, folder, url: location.told() })
     }
 
     /// Keeps these files under a key that was never used, with what they are of. Packs on a thread of its own:
@@ -122,7 +131,7 @@ impl Vault {
     /// # Errors
     /// As [`Self::get`].
     pub async fn needs(&self, stored: &Stored, files: &[File]) -> Result<Vec<u64>, Error> {
-        let list = self.list_of(stored).await?;
+        let list = self.lost_or(self.list_of(stored).await).await?;
         files.iter().map(|file| Ok(self.listed(&list, stored, file)?.carried.needs())).collect()
     }
 
@@ -132,6 +141,10 @@ impl Vault {
     /// [`Error::Missing`] when the store has them no more, [`Error::Damaged`] when they are not what was
     /// kept, and others; there may be parts of the files then.
     pub async fn get(&self, stored: &Stored, files: &[File]) -> Result<(), Error> {
+        self.lost_or(self.get_files(stored, files).await).await
+    }
+
+    async fn get_files(&self, stored: &Stored, files: &[File]) -> Result<(), Error> {
         let list = self.list_of(stored).await?;
         for file in files {
             let (object, listed) =
@@ -147,6 +160,10 @@ impl Vault {
     /// # Errors
     /// As [`Self::get`].
     pub async fn check(&self, stored: &Stored, files: &[File]) -> Result<(), Error> {
+        self.lost_or(self.check_files(stored, files).await).await
+    }
+
+    async fn check_files(&self, stored: &Stored, files: &[File]) -> Result<(), Error> {
         let list = self.list_of(stored).await?;
         for file in files {
             let object = self.object(&stored.key, file.name);
@@ -165,6 +182,28 @@ impl Vault {
         listed.ok_or_else(|| Error::Missing(self.object(&stored.key, file.name).to_string()))
     }
 
+    /// What was come to, where an error may say that the store has lost something.
+    async fn lost_or<T>(&self, done: Result<T, Error>) -> Result<T, Error> {
+        match done {
+            Err(Error::Store { object, source, .. }) if self.lost_it(&source).await => {
+                Err(Error::Missing(object))
+            }
+            done => done,
+        }
+    }
+
+    /// Whether the store says with this that it had an object and has it no more. A bucket or a folder that is
+    /// not there, or somebody on the way who knows neither, says nothing of what is in it.
+    async fn lost_it(&self, error: &object_store::Error) -> bool {
+        let object_store::Error::NotFound { source, .. } = error else { return false };
+        let Some(folder) = self.folder.clone() else {
+            return source.to_string().contains(NO_SUCH_KEY);
+        };
+        // Made with the first key, and never taken away.
+        let there = tokio::task::spawn_blocking(move || folder.is_dir());
+        there.await.unwrap_or_default()
+    }
+
     async fn list_of(&self, stored: &Stored) -> Result<List, Error> {
         if stored.url != self.url {
             return Err(Error::Elsewhere { was: stored.url.clone(), is: self.url.clone() });
@@ -174,11 +213,11 @@ impl Vault {
             object: object.to_string(),
             problem: problem.to_owned(),
         };
-        let found = self.store.get(&object).await.map_err(|error| missing_or(error, &object))?;
+        let found = self.store.get(&object).await.map_err(store_error("reading", &object))?;
         if found.meta.size > MOST {
             return Err(damaged("it is too long"));
         }
-        let text = found.bytes().await.map_err(|error| missing_or(error, &object))?;
+        let text = carry::take(found, &object, MOST).await?;
         if hex(&Sha256::digest(&text)) != stored.list {
             return Err(damaged("its sum is not the one that was noted"));
         }
@@ -204,8 +243,17 @@ impl Vault {
         fault::at(Point::ListForgotten);
         let under = self.root.clone().join(key);
         let failed = store_error("deleting", &under);
-        let found: Vec<_> = self.store.list(Some(&under)).try_collect().await.map_err(&failed)?;
-        for object in found {
+        let mut found = Vec::new();
+        let mut listed = self.store.list(Some(&under));
+        while let Some(object) = listed.next().await {
+            found.push(object.map_err(&failed)?);
+            if found.len() > OBJECTS {
+                return Err(self.endless(&under, OBJECTS));
+            }
+        }
+        drop(listed);
+        // Whatever else it lists is not of this key.
+        for object in found.into_iter().filter(|object| object.location.prefix_matches(&under)) {
             match self.store.delete(&object.location).await {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => return Err(failed(error)),
@@ -219,14 +267,24 @@ impl Vault {
     /// # Errors
     /// When the store does not say.
     pub async fn keys(&self) -> Result<BTreeSet<String>, Error> {
-        let mut keys = BTreeSet::new();
+        let (mut keys, mut listed) = (BTreeSet::new(), 0_usize);
         let mut found = self.store.list(Some(&self.root));
         while let Some(object) = found.next().await {
             let object = object.map_err(store_error("listing", &self.root))?;
+            listed = listed.saturating_add(1);
+            if listed > LISTED {
+                return Err(self.endless(&self.root, LISTED));
+            }
             let under = object.location.prefix_match(&self.root).and_then(|mut parts| parts.next());
-            keys.extend(under.map(|part| part.as_ref().to_owned()));
+            let key = under.map(|part| part.as_ref().to_owned());
+            keys.extend(key.filter(|key| key.len() <= LONGEST_KEY));
         }
         Ok(keys)
+    }
+
+    fn endless(&self, under: &Object, most: usize) -> Error {
+        let problem = format!("it lists more than {most} objects under {under}");
+        Error::Place { url: self.url.clone(), problem }
     }
 
     fn object(&self, key: &str, name: &str) -> Object {

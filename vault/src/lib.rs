@@ -10,6 +10,7 @@
 mod keep;
 mod carry;
 mod place;
+mod bounded;
 mod sparse;
 mod error;
 

@@ -12,6 +12,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, RetryConfig};
 
+use crate::bounded::Bounded;
 use crate::error::Error;
 
 /// How often a request is made again, and for how long.
@@ -68,6 +69,7 @@ impl Location {
         let retry =
             RetryConfig { max_retries: TRIES, retry_timeout: PATIENCE, ..RetryConfig::default() };
         let mut builder = AmazonS3Builder::new().with_url(&self.url).with_retry(retry);
+        builder = builder.with_http_connector(Bounded::default());
         for (name, value) in &self.options {
             // The environment has others, too.
             if let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
