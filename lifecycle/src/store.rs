@@ -343,7 +343,7 @@ fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use policy::{Policy, Slot};
@@ -352,7 +352,7 @@ mod tests {
     use crate::reason::Reason;
     use crate::sandbox::Driver;
 
-    pub(super) fn record(name: &str, slot: u16) -> Record {
+    pub(crate) fn record(name: &str, slot: u16) -> Record {
         Record {
             name: name.parse().unwrap(),
             tenant: "default".parse().unwrap(),

@@ -14,7 +14,7 @@ pub(crate) enum Phase {
     /// Kept elsewhere.
     Suspended,
     Standby,
-    /// It has a process, falling asleep and waking included.
+    /// It has a process, falling asleep included, and waking from when there is one.
     Running,
 }
 
@@ -54,11 +54,11 @@ macro_rules! amounts {
 }
 
 amounts! {
-    /// Milliseconds in which it ran, fell asleep or woke.
+    /// Milliseconds in which it had a process: ran, fell asleep or woke.
     running_ms,
-    /// Milliseconds asleep.
+    /// Milliseconds asleep, and until it had a process when it was woken.
     standby_ms,
-    /// Milliseconds asleep, kept elsewhere.
+    /// Milliseconds asleep, kept elsewhere, and until it was back.
     suspended_ms,
     /// Milliseconds in which it was made or removed, or had failed.
     other_ms,

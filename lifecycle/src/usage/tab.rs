@@ -51,7 +51,7 @@ impl Tab {
         files: [PathBuf; 2],
         turned: &Arc<Notify>,
     ) -> Self {
-        let (given, phase) = ((record.vcpus, record.memory_mib), Phase::from(state));
+        let (given, phase) = ((record.vcpus, record.memory_mib), phase(state, record));
         let boot = vmm::boot_id().unwrap_or_default();
         let account = match mark {
             Some(mark) => Account::resume(given, mark, phase, &boot, now()),
@@ -82,7 +82,7 @@ impl Tab {
         // A last look at a process that is about to end.
         inner.work();
         inner.process = host(record);
-        let turned = inner.account.turn(Phase::from(state), now());
+        let turned = inner.account.turn(phase(state, record), now());
         inner.gone = state == State::Gone;
         if turned {
             inner.work();
@@ -176,6 +176,16 @@ impl Inner {
     }
 }
 
+/// How one passes its time that is in this state. Until it has a process again one that is woken sleeps, here or
+/// elsewhere, however long the store or those who are woken before it take.
+fn phase(state: State, record: &Record) -> Phase {
+    match state {
+        State::Resuming if record.stored.is_some() => Phase::Suspended,
+        State::Resuming if record.process.is_none() => Phase::Standby,
+        state => Phase::from(state),
+    }
+}
+
 fn host(record: &Record) -> Option<HostProcess> {
     record.process.as_ref()?.host.clone()
 }
@@ -193,4 +203,49 @@ pub(super) fn now() -> Moment {
     let since_1970 = fault::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     Moment { up: millis(since_boot), wall: millis(since_1970) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::record;
+
+    /// Promise 67.
+    #[test]
+    fn who_waits_for_the_store_pays_for_no_processors_or_memory_until_there_is_a_process() {
+        let here = record("demo", 1);
+        let process = vmm::hypervisor::Process {
+            driver: vmm::hypervisor::DriverName::External,
+            name: here.name.clone(),
+            tenant: here.tenant.clone(),
+            slot: here.slot,
+            run_dir: PathBuf::new(),
+            host: None,
+        };
+        let stored = serde_json::from_value(serde_json::json!({
+            "key": "1-demo", "url": "s3://bucket", "bytes": 5 << 20, "list": "00"
+        }));
+        let elsewhere = Record { stored: Some(stored.unwrap()), ..record("demo", 1) };
+        let loaded = Record { process: Some(process), ..record("demo", 1) };
+        let open = |record, state| {
+            Tab::new(record, state, None, [PathBuf::new(), PathBuf::new()], &Arc::default())
+        };
+        let tab = open(&elsewhere, State::Suspended);
+        let is = |tab: &Tab| locked(&tab.0).account.phase();
+        for (state, record, phase) in [
+            (State::Suspended, &elsewhere, Phase::Suspended),
+            (State::Resuming, &elsewhere, Phase::Suspended),
+            (State::Resuming, &here, Phase::Standby),
+            (State::Resuming, &loaded, Phase::Running),
+            (State::Running, &loaded, Phase::Running),
+            (State::Saving, &loaded, Phase::Running),
+            (State::Standby, &here, Phase::Standby),
+            (State::Suspending, &here, Phase::Standby),
+        ] {
+            tab.see(state, record);
+            assert_eq!(is(&tab), phase, "{state:?}");
+        }
+        let next = open(&elsewhere, State::Resuming);
+        assert_eq!(is(&next), Phase::Suspended, "and so by the next daemon");
+    }
 }
