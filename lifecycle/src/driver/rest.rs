@@ -210,7 +210,7 @@ impl Rest {
     pub(crate) fn suspend(&mut self, reply: Reply) {
         self.asked_to_sleep = true;
         self.store_at = Some(Instant::now());
-        self.suspenders.push(reply);
+        wait(&mut self.suspenders, reply);
     }
 
     /// It is being put there.
@@ -266,13 +266,13 @@ impl Rest {
         self.store_at = None;
         let asleep = self.sleepers.drain(..).chain(self.suspenders.drain(..));
         asleep.for_each(|reply| _ = reply.send(Err(Arc::new(instead()))));
-        self.wakers.push(reply);
+        wait(&mut self.wakers, reply);
     }
 
     /// Somebody wants it to sleep.
     pub(crate) fn sleep(&mut self, reply: Reply) {
         self.asked_to_sleep = true;
-        self.sleepers.push(reply);
+        wait(&mut self.sleepers, reply);
     }
 
     /// Whether somebody waits for it to run.
@@ -444,6 +444,12 @@ impl Rest {
             }
         }
     }
+}
+
+/// Another one waits, and those who gave up have left.
+fn wait(waiting: &mut Vec<Reply>, reply: Reply) {
+    waiting.retain(|reply| !reply.is_closed());
+    waiting.push(reply);
 }
 
 /// Waits until then; for ever where there is no such instant.

@@ -168,3 +168,20 @@ async fn an_alarm_and_an_end_come_while_it_is_put_into_the_store_and_keep_it_fro
     assert_eq!(began.elapsed().as_secs(), 20);
     assert_eq!(rest.glance(true), Due::Remove("its time is over"));
 }
+
+#[tokio::test]
+async fn who_gave_up_waiting_is_not_kept_until_it_arrives() {
+    let mut rest = rest();
+    let instead = || Error::Stopping;
+    let (first, mut told) = oneshot::channel();
+    rest.wake(first, instead);
+    for _ in 0..1000 {
+        rest.wake(oneshot::channel().0, instead);
+        rest.sleep(oneshot::channel().0);
+        rest.suspend(oneshot::channel().0);
+    }
+    let kept = (rest.wakers.len(), rest.sleepers.len(), rest.suspenders.len());
+    assert!(kept <= (2, 2, 2), "{kept:?}");
+    rest.answer(State::Running, None);
+    assert!(matches!(told.try_recv(), Ok(Ok(()))), "control: who waits is told");
+}
