@@ -148,6 +148,16 @@ pub struct Standby {
     pub wake_in: Option<Span>,
 }
 
+/// How a sandbox is to be woken.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Resume {
+    /// Also if it has failed: it boots from its disk then, as another incarnation, where `cold_boot` allows it
+    /// and its tenant may have as much.
+    #[serde(default)]
+    pub cold: bool,
+}
+
 /// How long to keep a sandbox awake.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -74,6 +74,8 @@ pub(crate) struct Published {
 pub(crate) enum Verb {
     /// It is to run, for whoever wants something of its guest.
     Wake(Reply),
+    /// One that has failed is to be as good as asleep, with its disk alone.
+    Revive(Reply),
     /// It is to sleep, until then if nobody wakes it.
     Standby(Option<Alarm>, Reply),
     /// The same, and into the store.

@@ -272,6 +272,18 @@ impl Machine {
         self.turn(Goal::Run);
     }
 
+    /// One that has failed, with nothing left to undo, is as good as asleep: nothing is left but its disk. False
+    /// if there may be more.
+    pub(crate) const fn revive(&mut self) -> bool {
+        let is = matches!(self.goal, Goal::Fail)
+            && self.next().is_none()
+            && !matches!(self.left, Left::Process);
+        if is {
+            *self = Self::cold(false);
+        }
+        is
+    }
+
     /// What was saved of it is used up, whether its guest runs yet or not.
     pub(crate) const fn used_up(&mut self) {
         self.made.saved = false;

@@ -15,7 +15,7 @@ use crate::api::sandboxes::{switching, upgraded};
 use crate::problem::{ErrorBody, Problem};
 use crate::units::Span;
 use crate::wire::{
-    Awake, CONNECT_PROTOCOL, ColdBoot, Connect, KeepAwake, OnIdle, Renew, Sandbox, Standby,
+    Awake, CONNECT_PROTOCOL, ColdBoot, Connect, KeepAwake, OnIdle, Renew, Resume, Sandbox, Standby,
 };
 
 /// Puts a sandbox to sleep, idle or not; answers once it is. Its memory, its processes and its connections
@@ -72,10 +72,12 @@ pub(crate) async fn suspend(
     slept.map(|slept| Answer(api.shown(&caller, &slept))).map_err(|error| caller.told(error))
 }
 
-/// Wakes a sandbox; answers once it runs. Good for one that does.
+/// Wakes a sandbox; answers once it runs. Good for one that does. With `cold`, one that has failed boots from
+/// its disk.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{name}/resume", tag = "sandboxes",
     params(("name" = String, Path, description = "The sandbox.")),
+    request_body = Option<Resume>,
     responses(
         (status = 200, description = "It runs.", body = Sandbox),
         (status = "default", description = "Refused, or it sleeps on.", body = ErrorBody),
@@ -85,9 +87,13 @@ pub(crate) async fn resume(
     State(api): State<Api>,
     caller: Caller,
     Named(name): Named,
+    body::Perhaps(how): body::Perhaps<Resume>,
 ) -> Result<Answer<Sandbox>, Problem> {
     let found = api.sandbox(&caller, &name)?;
-    let woken = api.0.keeper.resume(&found, &caller.actor()).await;
+    let woken = match how.cold {
+        true => api.0.keeper.resume_cold(&found, &caller.actor()).await,
+        false => api.0.keeper.resume(&found, &caller.actor()).await,
+    };
     woken.map(|woken| Answer(api.shown(&caller, &woken))).map_err(|error| caller.told(error))
 }
 

@@ -32,6 +32,9 @@ pub(crate) struct Suspend {
 pub(crate) struct Resume {
     /// The sandbox.
     name: SandboxName,
+    /// Also if it has failed: it boots from its disk then.
+    #[arg(long)]
+    cold: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -72,7 +75,8 @@ impl Suspend {
 
 impl Resume {
     pub(crate) async fn run(self, client: &Client, screen: &Screen) -> Result<(), Error> {
-        let woken = ask(client, &self.name, "resume", &json!({})).await?;
+        let how = wire::Resume { cold: self.cold };
+        let woken = ask(client, &self.name, "resume", &how).await?;
         screen.either(&woken, |woken| format!("{} is {}", woken.name, woken.state))
     }
 }

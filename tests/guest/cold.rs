@@ -11,7 +11,6 @@ use world::World;
 use world::machine::image;
 
 use crate::asleep::{Caller, PATIENCE, Sleeper};
-use crate::machine::Machine;
 
 /// A world whose image is a folder of its own, which a test may build anew.
 fn world_of_its_own_image() -> (World, PathBuf) {
@@ -23,7 +22,13 @@ fn world_of_its_own_image() -> (World, PathBuf) {
         let copied = Command::new("cp").args(words).arg(from).arg(to).status();
         assert!(copied.expect("cp").success());
     }
-    (Machine::world_of(&folder), folder)
+    let image = folder.display().to_string();
+    // Room for two more of a gigabyte, but not beside this one.
+    let world = World::with(&format!(
+        "[tenants]\nmemory = \"2G\"\n[sleep]\non_idle = \"never\"\nwake_timeout = \"90s\"\n\
+         [qemu]\nboot_timeout = \"3m\"\nimage = {image:?}\n"
+    ));
+    (world, folder)
 }
 
 impl Sleeper {
@@ -131,6 +136,32 @@ fn a_guest_whose_memory_is_lost_boots_from_its_disk_as_another_incarnation() {
     sleeper.kill();
     sleeper.world.daemon().start(&sleeper.world.host);
     assert_eq!(sleeper.shown()["state"], "failed", "{}", sleeper.shown());
+
+    // But for who asks for that, and only within what its tenant may have.
+    let refused = sleeper.world.cli(&["resume", &sleeper.name]);
+    assert!(refused.code != 0 && refused.stderr.contains("resume --cold"), "{refused:?}");
+    let others = ["one", "two"].map(|_| sleeper.world.fresh_name());
+    for other in &others {
+        let words = ["create", other, "--driver", "external", "--memory", "1G"];
+        sleeper.world.cli(&words).ok();
+    }
+    let cold = ["resume", &sleeper.name, "--cold"];
+    let refused = sleeper.world.cli(&cold);
+    assert!(refused.code != 0 && refused.stderr.contains("tenants.memory"), "{refused:?}");
+    assert_eq!(sleeper.shown()["state"], "failed", "{}", sleeper.shown());
+    for other in &others {
+        sleeper.world.cli(&["rm", other]).ok();
+    }
+    let (before, boots) = (sleeper.incarnation(), sleeper.shown()["cold_boots"].clone());
+    sleeper.world.cli(&cold).ok();
+    assert_eq!((sleeper.processes(), &*sleeper.sh("cat /root/kept")), (1, "written"));
+    let shown = sleeper.shown();
+    assert!(sleeper.incarnation() > before && shown["cold_boots"] != boots, "{shown}");
+    let why = shown["cold_reason"].as_str().unwrap_or_default();
+    assert!(why.contains("asked for after it had failed"), "{shown}");
+    let again = sleeper.incarnation();
+    sleeper.world.cli(&cold).ok();
+    assert_eq!(sleeper.incarnation(), again, "good for one that runs");
     let _ = std::fs::remove_dir_all(folder);
 }
 
@@ -141,4 +172,7 @@ fn where_a_boot_from_the_disk_is_refused_a_guest_without_its_memory_has_failed()
     sleeper.host_starts_anew("another");
     let shown = sleeper.shown();
     assert_eq!((&shown["state"], &shown["cold_boots"]), (&"failed".into(), &0.into()), "{shown}");
+    let refused = sleeper.world.cli(&["resume", &sleeper.name, "--cold"]);
+    assert!(refused.code != 0 && refused.stderr.contains("cold_boot"), "{refused:?}");
+    assert_eq!(sleeper.shown()["state"], "failed");
 }

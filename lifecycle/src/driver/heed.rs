@@ -9,6 +9,7 @@ use crate::driver::rest::Reply;
 use crate::driver::{Task, Verb};
 use crate::error::{Error, Field};
 use crate::night::Alarm;
+use crate::reason::Reason;
 use crate::sandbox::Driver;
 use crate::state::State;
 use crate::terms::{Terms, Uptime};
@@ -72,6 +73,10 @@ impl Task {
                     });
                 }
             },
+            Verb::Revive(reply) => {
+                let revived = self.revive().await;
+                let _ = reply.send(revived.map_err(Arc::new));
+            }
             Verb::Standby(alarm, reply) => match self.machine.state() {
                 _ if !self.acts.hypervisors().can_sleep(self.record.driver) => {
                     let problem = "its driver cannot be put to sleep on this node";
@@ -129,6 +134,31 @@ impl Task {
         }
     }
 
+    /// Has one that failed sleep with its disk alone, in the journal too.
+    async fn revive(&mut self) -> Result<(), Error> {
+        if self.machine.state() != State::Failed {
+            return Ok(());
+        }
+        if !self.acts.hypervisors().may_boot(&self.record).await {
+            let problem = "it has no disk of this node to boot from, or is not to (`cold_boot`)";
+            return Err(self.not_now(problem));
+        }
+        let (machine, cold) = (self.machine.clone(), self.record.cold.clone());
+        if !self.machine.revive() {
+            return Err(self.not_now("its process may still be there"));
+        }
+        let failed =
+            self.record.reason.clone().unwrap_or_else(|| Reason::new("for no known reason"));
+        self.record.cold.begin(failed.behind("asked for after it had failed"));
+        if let Err(error) = self.note().await {
+            (self.machine, self.record.cold) = (machine, cold);
+            return Err(error);
+        }
+        self.forget_error();
+        self.publish(None);
+        Ok(())
+    }
+
     /// Journals when one that sleeps is to be woken before that holds.
     async fn set_alarm(&mut self, alarm: Option<Alarm>) -> Result<(), Error> {
         let before = std::mem::replace(&mut self.record.night.alarm, alarm);
@@ -156,7 +186,13 @@ impl Task {
     }
 
     fn refuse(&self, reply: Reply) {
-        let _ = reply.send(Err(Arc::new(self.not_now("it cannot sleep or wake"))));
+        let problem = match self.machine.state() {
+            State::Failed => {
+                "it cannot sleep or wake; `postern resume --cold` boots it from its disk"
+            }
+            _ => "it cannot sleep or wake",
+        };
+        let _ = reply.send(Err(Arc::new(self.not_now(problem))));
     }
 
     pub(super) fn not_now(&self, problem: &str) -> Error {

@@ -69,7 +69,8 @@ impl Task {
         // Dropped with this: nobody lets a guest go on that is being paused.
         let mut looking = None;
         let mut look = tokio::time::interval(LOOK);
-        while self.machine.next().is_none() {
+        // One that had failed may be as good as asleep by now.
+        while self.machine.next().is_none() && self.machine.state() == state {
             let heeds = self.rest.heeds();
             tokio::select! {
                 Ok(()) = self.end.changed() => self.heed_end(),

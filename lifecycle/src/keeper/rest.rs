@@ -54,6 +54,22 @@ impl Keeper {
         Ok(self.view(handle))
     }
 
+    /// The same, also for one that has failed, which boots from its disk: where that is allowed, and within what
+    /// its tenant may have, for which one that has failed does not count.
+    pub async fn resume_cold(&self, found: &Found, actor: &Actor) -> Result<Sandbox, Error> {
+        let handle = self.asked(found, actor, "resume --cold");
+        {
+            // Whoever is made or comes back meanwhile counts.
+            let _birth = self.0.births.lock().await;
+            if handle.published.borrow().state == State::Failed {
+                self.check_return(&handle.record).await?;
+                self.ask(handle, None, Verb::Revive).await?;
+            }
+        }
+        self.ask(handle, Some(self.0.config.wake_deadline), Verb::Wake).await?;
+        Ok(self.view(handle))
+    }
+
     /// Keeps a sandbox awake so long from now, and wakes it if it sleeps. A longer lease that it has stays.
     pub async fn keep_awake(
         &self,

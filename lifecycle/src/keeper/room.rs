@@ -9,6 +9,7 @@ use crate::error::{Error, Field};
 use crate::keeper::Keeper;
 use crate::sandbox::{Driver, Wish};
 use crate::state::State;
+use crate::store::Record;
 use crate::threads::{aside, locked};
 
 /// What the sandboxes of a tenant have together.
@@ -29,6 +30,27 @@ impl Keeper {
         }
         let disk = self.0.hypervisors.disk(wish.driver).await;
         self.0.config.quota.holds(&self.taken(&wish.tenant).await, wish, disk)?;
+        self.check_reserve().await
+    }
+
+    /// Refuses one that has failed, and is to run again, for the same reasons. Its name and its disk are
+    /// counted as it is.
+    pub(super) async fn check_return(&self, record: &Record) -> Result<(), Error> {
+        let mut taken = self.taken(&record.tenant).await;
+        taken.sandboxes = taken.sandboxes.saturating_sub(1);
+        let wish = Wish {
+            name: record.name.clone(),
+            tenant: record.tenant.clone(),
+            driver: record.driver,
+            memory_mib: record.memory_mib,
+            vcpus: record.vcpus,
+        };
+        self.0.config.quota.holds(&taken, &wish, 0)?;
+        self.check_reserve().await
+    }
+
+    /// Refuses where the disk of the journal has less free than is kept for it.
+    async fn check_reserve(&self) -> Result<(), Error> {
         let (dir, reserve) = (self.0.config.state_dir.clone(), self.0.config.state_reserve);
         match aside(move || free(&dir)).await? {
             Some(free) if free < reserve => Err(Error::Reserve { free, reserve }),

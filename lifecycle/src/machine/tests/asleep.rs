@@ -398,3 +398,37 @@ fn going_back_ends_what_it_was_before_anything_of_then_is_got_and_failing_change
     machine.wake();
     assert_eq!(machine.next(), Some(Act::LowerFence), "nor is its past let go on");
 }
+
+/// Promise 78. It is another incarnation, behind a fence of its own, and boots when it is woken and not before.
+#[test]
+fn one_that_has_failed_and_is_asked_for_is_as_good_as_asleep() {
+    let mut machine = Machine::adopt();
+    assert!(!machine.revive(), "control: it runs");
+    machine.done(Act::RaiseFence);
+    assert!(machine.is_up());
+    machine.process_gone();
+    while let Some(act) = machine.next() {
+        assert!(!machine.revive(), "it is not undone yet");
+        machine.done(act);
+    }
+    assert_eq!(machine.state(), State::Failed);
+    let mut survived = machine.clone();
+    assert!(machine.revive() && !machine.revive());
+    assert_eq!((machine.state(), machine.next(), machine.is_cold()), (State::Standby, None, true));
+    machine.wake();
+    for act in [
+        Act::LowerFence,
+        Act::BeginAnew,
+        Act::OpenTap,
+        Act::RaiseFence,
+        Act::StartProcess,
+        Act::GreetAgent,
+    ] {
+        assert_eq!((machine.next(), machine.state()), (Some(act), State::Resuming));
+        machine.done(act);
+    }
+    assert_eq!((machine.state(), machine.is_up()), (State::Running, true));
+
+    survived.left = Left::Process;
+    assert!(!survived.revive(), "there are never two processes for one disk");
+}
