@@ -147,6 +147,7 @@ impl Place {
         tokio::spawn(name_server(adopt(upstream), Arc::clone(&asked)));
         let resolver = Resolver::new(ResolverConfig {
             upstreams: vec![SocketAddr::from((RESOLVER, 53))],
+            timeout: Duration::from_secs(30),
             ..ResolverConfig::default()
         });
         let own = OwnAddresses::new([EGRESS, HOST].map(IpAddr::from));
