@@ -1,4 +1,6 @@
-//! Snapshots: taken of a sandbox, listed, removed, and sandboxes made of them.
+//! Snapshots over HTTP: taken of a sandbox, listed, removed, and sandboxes made of them.
+//!
+//! Never tells a tenant of another one's, and never gives a clone more than whoever makes it may give.
 
 use axum::Json as Answer;
 use axum::extract::State;

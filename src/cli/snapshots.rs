@@ -1,4 +1,5 @@
-//! `postern snapshot`, `snapshots`, `clone` and `rollback`.
+//! `postern snapshot`, `snapshots`, `clone` and `rollback`. Only asks the API and shows what it answers; never
+//! decides what may be made of what.
 
 use http::{HeaderMap, Method};
 use policy::{SandboxName, SnapshotName};

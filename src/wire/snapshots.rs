@@ -1,4 +1,5 @@
-//! The shapes of snapshots, and of sandboxes that are made of them.
+//! The shapes of snapshots, and of sandboxes that are made of them, as they are sent and answered. Never says
+//! where the store has one.
 
 use policy::{SandboxName, SnapshotName, TenantName};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,5 @@
-//! `wake_on_data = false`: which connections it is said of, and that it is shown.
+//! `wake_on_data = false`: which connections it is said of, and that it is shown. What it does is the
+//! router's, and tested there.
 
 use policy::{
     Compiled, Evidence, Flow, Host, Layer, OwnAddresses, Policy, Protocol, Revision, Verdict,

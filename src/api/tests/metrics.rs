@@ -1,4 +1,5 @@
-//! What a monitoring system reads is of the node, counts what passed, and names nobody but tenants.
+//! What a monitoring system reads is of the node, counts what passed, and names nobody but tenants: never a
+//! sandbox, and never to a tenant.
 
 use super::*;
 

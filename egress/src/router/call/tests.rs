@@ -1,4 +1,5 @@
-//! What a call leaves at a guest that answers at its own pace.
+//! What a call leaves at a guest that answers at its own pace: one connection, or none. Over loopback, and
+//! never by how fast anything is.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};

@@ -1,4 +1,4 @@
-//! Who is woken when, and by whose leave.
+//! Who is woken when, and by whose leave. By a clock that the tests move; never with a guest.
 
 use super::*;
 use crate::cold::ColdBoot;
