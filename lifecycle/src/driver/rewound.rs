@@ -91,24 +91,7 @@ impl Task {
     async fn rewound(&mut self, to: &Snapshot) -> Option<Result<(), Error>> {
         let checked = {
             let (vault, files) = (self.vault.clone(), self.acts.hypervisors().files(&self.record));
-            let checking = vault.check(&to.stored, &files);
-            tokio::pin!(checking);
-            loop {
-                tokio::select! {
-                    biased;
-                    done = &mut checking => break Some(done),
-                    Ok(()) = self.end.changed() => {
-                        self.heed_end();
-                        break None;
-                    }
-                    // It may be given more time before that is over.
-                    Some(verb) = self.verbs.recv() => self.heed_queued(Some(verb)).await,
-                    () = self.rest.ends() => {
-                        self.look(self.machine.state());
-                        break None;
-                    }
-                }
-            }
+            self.unless_it_ends(vault.check(&to.stored, &files)).await
         };
         if let Err(error) = checked? {
             return Some(Err(self.step(Act::Rewind, error)));

@@ -120,23 +120,7 @@ impl Task {
                 let _room = fetches.hold(paths.zip(needs).collect()).await?;
                 vault.get(&stored, &files).await.map_err(failed)
             };
-            tokio::pin!(getting);
-            loop {
-                tokio::select! {
-                    biased;
-                    done = &mut getting => break Some(done),
-                    Ok(()) = self.end.changed() => {
-                        self.heed_end();
-                        break None;
-                    }
-                    // It may be given more time before that is over.
-                    Some(verb) = self.verbs.recv() => self.heed_queued(Some(verb)).await,
-                    () = self.rest.ends() => {
-                        self.look(self.machine.state());
-                        break None;
-                    }
-                }
-            }
+            self.unless_it_ends(getting).await
         };
         Some(match got? {
             Ok(()) => {
@@ -148,6 +132,28 @@ impl Task {
             }
             Err(error) => Err(error),
         })
+    }
+
+    /// What this comes to; none when somebody wants the sandbox removed first, or its time is over. What else
+    /// is wanted of it is taken up meanwhile.
+    pub(super) async fn unless_it_ends<T>(&mut self, doing: impl Future<Output = T>) -> Option<T> {
+        tokio::pin!(doing);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut doing => return Some(done),
+                Ok(()) = self.end.changed() => {
+                    self.heed_end();
+                    return None;
+                }
+                // It may be given more time before that is over.
+                Some(verb) = self.verbs.recv() => self.heed_queued(Some(verb)).await,
+                () = self.rest.ends() => {
+                    self.look(self.machine.state());
+                    return None;
+                }
+            }
+        }
     }
 
     /// What was got back is what it is, from here on, and the store's copy is nobody's.
